@@ -1,0 +1,24 @@
+"""What happens at a client, whatever engine runs it: samples, local training, evaluation, memory."""
+
+from protofed.clients.client import ClientSide
+from protofed.clients.jobs import Evaluate, Failed, Job, Result, Score, Train, Trained
+from protofed.clients.rehearsal import GlobalModel, Templates, rehearse
+from protofed.clients.setting import Setting
+from protofed.clients.store import ClientStore, write_atomically
+
+__all__ = [
+    "ClientSide",
+    "ClientStore",
+    "Evaluate",
+    "Failed",
+    "GlobalModel",
+    "Job",
+    "Result",
+    "Score",
+    "Setting",
+    "Templates",
+    "Train",
+    "Trained",
+    "rehearse",
+    "write_atomically",
+]

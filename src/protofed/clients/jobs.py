@@ -1,0 +1,63 @@
+"""What clients are asked to do, and what they answer."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from protofed.records import Bytes
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train one client for one round, starting from the broadcast that comes with the job."""
+
+    round: int
+    client: str
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Score one model on one test set.
+
+    `global`: the server's model, which comes with the job, on a domain's test set. `personal`: what `client` would
+    use now, the broadcast loaded over its private part. `local`: the client's model as its training left it.
+    Without a domain the test set is the client's own hold-out.
+    """
+
+    view: Literal["global", "personal", "local"]
+    round: int
+    client: str | None
+    domain: str | None
+
+
+Job = Train | Evaluate
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A client's encoded upload, and what it reports beside it."""
+
+    blob: bytes
+    size: Bytes
+    loss: dict[str, float]
+    """Mean of each term of the loss over the samples seen."""
+    samples: int
+    """Samples trained on, each epoch counted."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """How many test samples were classified correctly."""
+
+    correct: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A job that gave no result, and why; the trace is for the log of whoever debugs a method."""
+
+    reason: str
+    trace: str = ""
+
+
+Result = Trained | Score | Failed

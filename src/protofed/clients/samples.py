@@ -1,0 +1,44 @@
+"""One client's training images as its training loop sees them."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from protofed.data import Augment, Images, Normalise
+
+
+class ClientSamples:
+    """Batches of normalised images: clean ones in order, or shuffled and augmented ones for an epoch of training."""
+
+    def __init__(
+        self, images: Images, normalise: Normalise, augment: Augment, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.y = images.y.to(device)
+        self._pixels = images.x.to(device)
+        self._normalise = normalise
+        self._augment = augment
+        self._dtype = dtype
+        self._clean: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def batches(self, size: int = 256) -> Iterator[tuple[Tensor, Tensor]]:
+        """Every sample once, clean and in order."""
+        for start in range(0, len(self), size):
+            part = slice(start, start + size)
+            x = self._normalise(self._pixels[part], self._dtype) if self._clean is None else self._clean[part]
+            yield x, self.y[part]
+
+    def epoch(self, size: int, order: torch.Generator, chance: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+        """Every sample once, shuffled by `order` and augmented by `chance`."""
+        if self._clean is None and not self._augment:
+            # Without augmentation a sample looks the same in every epoch, so the work is done once.
+            self._clean = self._normalise(self._pixels, self._dtype)
+        shuffled = torch.randperm(len(self), generator=order).to(self.y.device)
+        for chosen in torch.split(shuffled, size):
+            if self._clean is None:
+                yield self._normalise(self._augment(self._pixels[chosen], chance), self._dtype), self.y[chosen]
+            else:
+                yield self._clean[chosen], self.y[chosen]

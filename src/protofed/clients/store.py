@@ -1,0 +1,70 @@
+"""What clients keep between rounds, one file each, changed only when a whole round is committed."""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from torch import Tensor
+
+from protofed.records import Record, Weights, decode, encode
+
+
+class ClientState(Record):
+    """A client's model as its last local training left it, its memory, and its optimisers where they are kept."""
+
+    model: Weights
+    memory: Record
+    optimizer: dict[str, Tensor]
+
+
+class ClientStore:
+    """Files `CLIENT.safetensors`; a round in flight proposes `CLIENT.round-N`, which a commit renames.
+
+    Killing the process at any moment therefore leaves every client either before or after a round, never between.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def read(self, client: str, round: int, like: ClientState) -> ClientState | None:
+        """The newest state of a client: what it proposed in `round`, else what was committed, else None."""
+        for path in (self._proposal(client, round), self._committed(client)):
+            try:
+                return decode(path.read_bytes(), like, f"{client}'s stored state")
+            except FileNotFoundError:
+                continue
+        return None
+
+    def propose(self, client: str, round: int, state: ClientState) -> None:
+        """Write a client's new state beside the committed one."""
+        write_atomically(self._proposal(client, round), encode(state, client).blob)
+
+    def withdraw(self, client: str, round: int) -> None:
+        """Forget the proposal of a client whose upload was refused."""
+        self._proposal(client, round).unlink(missing_ok=True)
+
+    def commit(self, clients: Iterable[str], round: int) -> None:
+        """Make the proposals of a round the clients' states; harmless when it is done twice."""
+        for client in clients:
+            proposal = self._proposal(client, round)
+            if proposal.exists():
+                proposal.replace(self._committed(client))
+
+    def withdraw_all(self) -> None:
+        """Forget every proposal: the round they belong to was never committed."""
+        for path in self.folder.iterdir():
+            if path.suffix != ".safetensors":
+                path.unlink()
+
+    def _committed(self, client: str) -> Path:
+        return self.folder / f"{client}.safetensors"
+
+    def _proposal(self, client: str, round: int) -> Path:
+        return self.folder / f"{client}.round-{round}"
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file so that a reader sees all of it or nothing of it."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary.write_bytes(content)
+    temporary.replace(path)

@@ -1,0 +1,76 @@
+"""Local training: the one inner loop, the same for every method and every engine."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from protofed.clients.samples import ClientSamples
+from protofed.method import At, Method, Notes
+from protofed.models import normalisation
+from protofed.models.net import Net
+from protofed.seeding import stable_seed
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """What training leaves behind besides the weights."""
+
+    loss: dict[str, float]
+    samples: int
+    notes: Notes
+
+
+def train(method: Method, net: Net, samples: ClientSamples, at: At, optimizers: list[Optimizer]) -> Learnt:
+    """Train for this round's epochs."""
+    order, chance, lottery = at.rng("order"), at.rng("augment"), at.rng("draw")
+    epochs = at.plan.epochs[at.round]
+    terms_seen: dict[str, Tensor] = {}
+    samples_seen = 0
+    kept: list[Notes] = []
+    with torch.random.fork_rng(devices=[]):
+        # Only dropout draws from the global generator; this keys it like everything else.
+        torch.manual_seed(stable_seed(at.seed, "dropout", at.round, at.client))
+        _set_modes(method, net)
+        for epoch in range(epochs):
+            keeps = method.keeps_notes and epoch == epochs - 1
+            for x, y in samples.epoch(at.plan.batch, order, chance):
+                if len(y) == 1 and method.drop_singleton_batch:
+                    continue
+                step_at = replace(at, draw=method.draw(y, at, lottery))
+                for step, optimizer in zip(method.steps, optimizers, strict=True):
+                    outcome = getattr(method, step.loss)(net, x, y, step_at)
+                    terms, notes = outcome if isinstance(outcome, tuple) else (outcome, {})
+                    _descend(terms.values(), optimizer)
+                    for name, value in terms.items():
+                        share = value.detach() * len(y)
+                        terms_seen[name] = terms_seen[name] + share if name in terms_seen else share
+                    if keeps and notes:
+                        kept.append({key: value.detach() for key, value in notes.items()})
+                samples_seen += len(y)
+    return Learnt(
+        {name: float(value) / samples_seen for name, value in terms_seen.items()},
+        samples_seen,
+        {key: torch.cat([notes[key] for notes in kept]) for key in kept[0]} if kept else {},
+    )
+
+
+def _descend(terms: Iterable[Tensor], optimizer: Optimizer) -> None:
+    """One step down the sum of the terms, moving only what this optimiser trains."""
+    optimizer.zero_grad(set_to_none=True)
+    torch.stack(list(terms)).sum().backward(inputs=optimizer.param_groups[0]["params"])  # type: ignore[no-untyped-call]
+    optimizer.step()
+
+
+def _set_modes(method: Method, net: Net) -> None:
+    """Training mode, but normalisation that no step trains in evaluation mode: a frozen part must not drift."""
+    trained = {name for step in method.steps for name in net.names(step.trains)}
+    for name, param in net.params().items():
+        param.requires_grad_(name in trained)
+    net.model.train()
+    frozen = net.names(normalisation) - trained
+    for path, module in net.model.named_modules():
+        if any(f"{path}.{name}" in frozen for name, _ in module.named_parameters(recurse=False)):
+            module.eval()

@@ -1,0 +1,27 @@
+"""Images and who holds them: reading, the embedded default, partitions, augmentation, normalisation."""
+
+from protofed.data.augment import AUGMENTATIONS, Augment
+from protofed.data.catalog import DataInfo, DataSummary, DomainSummary, available, describe, load, register_data
+from protofed.data.images import Dataset, Domain, Images, RawData
+from protofed.data.normalise import NORMALISATIONS, Normalise
+from protofed.data.partitions import Partition, make_partition
+
+__all__ = [
+    "AUGMENTATIONS",
+    "NORMALISATIONS",
+    "Augment",
+    "DataInfo",
+    "DataSummary",
+    "Dataset",
+    "Domain",
+    "DomainSummary",
+    "Images",
+    "Normalise",
+    "Partition",
+    "RawData",
+    "available",
+    "describe",
+    "load",
+    "make_partition",
+    "register_data",
+]

@@ -1,0 +1,213 @@
+"""Finds data by name, folder or manifest, and brings it into the shape a run needs."""
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from pathlib import Path
+
+from protofed.data import digits
+from protofed.data.folders import SHAPE_OF_A_FOLDER, npz_files, read_folder, read_npz, visible_folders
+from protofed.data.images import Dataset, Domain, Images, RawData, square, unify
+from protofed.data.labels import regroup
+from protofed.data.manifest import read_manifest
+from protofed.data.normalise import Normalise
+from protofed.errors import UserError, unknown_name
+
+ROOT_VARIABLE = "PROTOFED_DATA"
+
+Loader = Callable[[], RawData]
+
+
+@dataclass(frozen=True)
+class DataInfo:
+    """One line of the list of data sets."""
+
+    name: str
+    description: str
+    domains: tuple[str, ...] = ()
+    licence: str = ""
+
+
+@dataclass(frozen=True)
+class DomainSummary:
+    """How much a domain holds; images per class are in the order of the classes."""
+
+    name: str
+    train: int
+    test: int
+    train_per_class: tuple[int, ...]
+    test_per_class: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class DataSummary:
+    """What there is to say about one data set."""
+
+    name: str
+    description: str
+    source: str
+    licence: str
+    classes: tuple[str, ...]
+    image_shape: tuple[int, int, int]
+    domains: tuple[DomainSummary, ...]
+    warnings: tuple[str, ...]
+
+
+_REGISTRY: dict[str, tuple[DataInfo, Loader]] = {}
+
+
+def register_data(
+    name: str, loader: Loader, description: str, *, domains: tuple[str, ...] = (), licence: str = ""
+) -> None:
+    """Make a data set known by name; `loader` is called when it is asked for, and should keep what is slow to make."""
+    _REGISTRY[name] = (DataInfo(name, description, domains, licence), loader)
+
+
+def available(data_root: str | Path | None = None) -> list[DataInfo]:
+    """The registered data sets and those in the data root, which hide registered ones of the same name."""
+    infos = {name: info for name, (info, _) in _REGISTRY.items()}
+    root = _root(data_root)
+    for folder in visible_folders(root) if root else ():
+        found = npz_files(folder)
+        names = tuple(path.stem for path in found) or tuple(path.name for path in visible_folders(folder))
+        if names:
+            form = "npz files" if found else "image folders"
+            infos[folder.name] = DataInfo(folder.name, f"{form} in the data root", names)
+    return list(infos.values())
+
+
+def describe(spec: str, data_root: str | Path | None = None) -> DataSummary:
+    """Counts per domain and class, origin and licence of anything that `load` takes."""
+    dataset = load(spec, data_root=data_root)
+    known = {info.name: info.description for info in available(data_root)}
+    return DataSummary(
+        name=dataset.name,
+        description=known.get(spec, dataset.source),
+        source=dataset.source,
+        licence=dataset.licence,
+        classes=dataset.classes,
+        image_shape=dataset.image_shape,
+        domains=tuple(_summary(domain, len(dataset.classes)) for domain in dataset.domains.values()),
+        warnings=dataset.warnings,
+    )
+
+
+def load(
+    spec: str,
+    *,
+    data_root: str | Path | None = None,
+    domains: str | None = None,
+    labels: str | None = None,
+    image_size: int | tuple[int, int] | None = None,
+    channels: int | None = None,
+    normalise: str | None = None,
+) -> Dataset:
+    """Data by registered name, by name of a folder in the data root, by folder, npz file or manifest.
+
+    `domains` picks some (`a,b`), `labels` regroups classes (`0=healthy,1-4=diseased`), `image_size` and `channels`
+    override what is found in the data, `normalise` names a normalisation.
+    """
+    raw, name = _read(spec, _root(data_root), square(image_size))
+    if domains is not None:
+        raw = _select(raw, domains)
+    if labels is not None:
+        raw = regroup(raw, labels)
+    shaped = unify(raw.domains, channels, image_size)
+    shown_channels = next(iter(shaped.values())).train.channels
+    chosen = Normalise.named(normalise, shown_channels) if normalise else Normalise.default(shown_channels)
+    warnings = (*raw.warnings, *_gaps(raw), *_leaks(raw))
+    return Dataset(name, raw.classes, shaped, chosen, raw.source, warnings, licence=raw.licence)
+
+
+def _root(data_root: str | Path | None) -> Path | None:
+    given = data_root or os.environ.get(ROOT_VARIABLE)
+    if not given:
+        return None
+    root = Path(given).expanduser()
+    if not root.is_dir():
+        origin = "" if data_root else f" (from {ROOT_VARIABLE})"
+        raise UserError(f"the data root {root}{origin} is not a folder; give the folder that holds the data sets")
+    return root
+
+
+def _read(spec: str, root: Path | None, image_size: tuple[int, int] | None) -> tuple[RawData, str]:
+    """What `spec` names, and its short name: the data root comes first, then registered names, then paths."""
+    if not spec.strip():
+        raise UserError(f"no data is named; give a name ({', '.join(_REGISTRY)}), a folder or a manifest")
+    path = Path(spec).expanduser()
+    plain_name = path.name == spec and not spec.startswith(".")
+    if root and plain_name and (root / spec).is_dir():
+        return read_folder(root / spec, image_size), spec
+    if spec in _REGISTRY:
+        raw = _REGISTRY[spec][1]()
+        if root:
+            note = f"the data root has no folder {spec}; the embedded data of that name is used"
+            raw = replace(raw, warnings=(*raw.warnings, note))
+        return raw, spec
+    if path.is_file() and path.suffix.lower() == ".csv":
+        return read_manifest(path, image_size), path.stem
+    if path.is_file() and path.suffix.lower() == ".npz":
+        return read_npz([path], source=f"file {path.name}"), path.stem
+    if path.exists():
+        return read_folder(path, image_size), path.resolve().name
+    if plain_name and not path.suffix:
+        known = [*_REGISTRY, *(folder.name for folder in visible_folders(root) if root)] if root else [*_REGISTRY]
+        raise UserError(f"{unknown_name('data', spec, known)}; or give a folder: {SHAPE_OF_A_FOLDER}")
+    if path.suffix.lower() in (".csv", ".npz"):
+        raise UserError(f"the file {spec} does not exist; give a manifest, a folder or a name ({', '.join(_REGISTRY)})")
+    return read_folder(path, image_size), path.name
+
+
+def _select(raw: RawData, wanted: str) -> RawData:
+    names = [name.strip() for name in wanted.split(",") if name.strip()]
+    if not names:
+        raise UserError(f"domains {wanted!r} names none; known: {', '.join(raw.domains)}")
+    for name, times in Counter(names).items():
+        if name not in raw.domains:
+            raise unknown_name("domain", name, raw.domains)
+        if times > 1:
+            raise UserError(f"domains {wanted!r} names {name} more than once; name every domain once")
+    return replace(raw, domains={name: raw.domains[name] for name in names})
+
+
+def _gaps(raw: RawData) -> list[str]:
+    """Warnings for classes that a domain cannot teach or cannot test; a training set may lack classes legally."""
+    warnings: list[str] = []
+    for domain in raw.domains.values():
+        counts = _summary(domain, len(raw.classes))
+        for part, per_class in (("training", counts.train_per_class), ("test", counts.test_per_class)):
+            absent = [name for name, count in zip(raw.classes, per_class, strict=True) if not count]
+            if absent:
+                warnings.append(f"domain {domain.name} has no {part} images of class {', '.join(absent)}")
+    return warnings
+
+
+def _leaks(raw: RawData) -> list[str]:
+    """Warnings for test images that are also training images of the same domain, byte by byte."""
+    warnings: list[str] = []
+    for domain in raw.domains.values():
+        seen = set(_digests(domain.train))
+        shared = sum(digest in seen for digest in _digests(domain.test))
+        if shared:
+            warnings.append(f"domain {domain.name}: {shared} of {len(domain.test)} test images are training images too")
+    return warnings
+
+
+def _digests(images: Images) -> Iterator[bytes]:
+    return (blake2b(picture.tobytes(), digest_size=16).digest() for picture in images.x.numpy())
+
+
+def _summary(domain: Domain, classes: int) -> DomainSummary:
+    train, test = (part.y.bincount(minlength=classes) for part in (domain.train, domain.test))
+    return DomainSummary(
+        domain.name,
+        len(domain.train),
+        len(domain.test),
+        tuple(train.tolist()),
+        tuple(test.tolist()),
+    )
+
+
+register_data("digits", digits.load_digits, digits.DESCRIPTION, domains=digits.DOMAINS, licence=digits.LICENCE)

@@ -1,0 +1,173 @@
+"""Image files on disk as arrays of one shape: 8 and 16 bit, grey and colour, mixed sizes."""
+
+import struct
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image, ImageOps, UnidentifiedImageError
+from torch import Tensor
+
+from protofed.data.images import Domain, Images
+from protofed.errors import UserError
+
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
+# Images of mixed sizes are brought to their median size, but never larger than this: a folder of photographs should
+# not fill the memory because nobody gave an image size.
+LARGEST_DEFAULT_SIDE = 256
+
+_GREY_MODES = ("1", "L", "LA", "La")
+_DEEP_MODES = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")
+_UNREADABLE = (OSError, ValueError, SyntaxError, EOFError, struct.error, Image.DecompressionBombError)
+
+
+@dataclass(frozen=True)
+class LabelledFile:
+    """One image file, the name of its class, and the part it belongs to."""
+
+    path: Path
+    label: str
+    part: str
+
+
+def class_order(names: Iterable[str]) -> tuple[str, ...]:
+    """Class names sorted; as numbers where all of them are, so that 10 comes after 9."""
+    distinct = set(names)
+    if all(name.isdecimal() for name in distinct):
+        return tuple(sorted(distinct, key=lambda name: (int(name), name)))
+    return tuple(sorted(distinct))
+
+
+def is_image(path: Path) -> bool:
+    """Whether a file is to be read as an image; a DICOM file is refused, anything else is passed over."""
+    if path.name.startswith("."):
+        return False
+    suffix = path.suffix.lower()
+    if suffix in (".dcm", ".dicom") or (suffix not in IMAGE_SUFFIXES and _has_dicom_mark(path)):
+        raise UserError(f"{path}: DICOM files are not read; convert them to 8- or 16-bit PNG or TIFF first")
+    return suffix in IMAGE_SUFFIXES
+
+
+def read_domain(
+    name: str, files: Sequence[LabelledFile], class_index: Mapping[str, int], size: tuple[int, int] | None
+) -> tuple[Domain, list[str]]:
+    """The files as one domain, and warnings; every image gets `size`, or the size the images have in common."""
+    x, notes = read_images([file.path for file in files], size)
+    y = torch.tensor([class_index[file.label] for file in files], dtype=torch.int64)
+    parts: dict[str, Images] = {}
+    for part in ("train", "test"):
+        chosen = [position for position, file in enumerate(files) if file.part == part]
+        if not chosen:
+            raise UserError(f"domain {name} has no {part} images; put at least one image of it into {part}")
+        parts[part] = Images(x, y).take(chosen)
+    return Domain(name, parts["train"], parts["test"]), [f"domain {name}: {note}" for note in notes]
+
+
+def read_images(paths: Sequence[Path], size: tuple[int, int] | None = None) -> tuple[Tensor, list[str]]:
+    """Pixels uint8 [N, C, H, W] and warnings: colour if any image is, and of one size.
+
+    Without `size`, images that all agree keep theirs; otherwise they get the median height and width, at most
+    256 pixels on the longer side. Deep images are scaled together, by the smallest of 8, 10, 12, 14 and 16 bits that
+    holds all their values, so that their relative brightness stays and a 12-bit scan does not turn out black.
+    """
+    headers = [_header(path) for path in paths]
+    notes: list[str] = []
+    if size is None:
+        size = _common_size([header.size for header in headers])
+        if any(header.size != size for header in headers):
+            notes.append(f"images of different sizes were resized to {size[0]}x{size[1]}; --image-size sets another")
+    colour = any(header.colour for header in headers)
+    pixels = np.empty((len(paths), 3 if colour else 1, *size), dtype=np.uint8)
+    deep: dict[int, NDArray[np.float32]] = {}
+    for position, (path, header) in enumerate(zip(paths, headers, strict=True)):
+        values = _decode(path, size, header, colour)
+        if header.deep:
+            deep[position] = values
+        else:
+            pixels[position] = values
+    if deep:
+        peak = max(float(values.max()) for values in deep.values())
+        bits = depth(peak)
+        for position, values in deep.items():
+            pixels[position] = np.clip(np.rint(values * (255 / (2**bits - 1))), 0, 255)
+        if bits < 16:
+            notes.append(shallow_note(bits))
+    return torch.from_numpy(pixels), notes
+
+
+def depth(peak: float) -> int:
+    """How many bits the values of 16-bit images really use: the smallest common depth that holds the largest one."""
+    return next((bits for bits in (8, 10, 12, 14) if peak < 2**bits), 16)
+
+
+def shallow_note(bits: int) -> str:
+    """The warning for 16-bit images that do not use their 16 bits."""
+    return f"the 16-bit images use {bits} bits only and were scaled by that"
+
+
+@dataclass(frozen=True)
+class _Header:
+    size: tuple[int, int]
+    colour: bool
+    deep: bool
+
+
+def _header(path: Path) -> _Header:
+    """What an image is, without decoding its pixels."""
+    with _open(path) as image:
+        deep = image.mode in _DEEP_MODES
+        return _Header((image.height, image.width), not deep and image.mode not in _GREY_MODES, deep)
+
+
+def _common_size(sizes: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    if len(set(sizes)) == 1:
+        return sizes[0]
+    height, width = (median(sides) for sides in zip(*sizes, strict=True))
+    shrink = min(1.0, LARGEST_DEFAULT_SIDE / max(height, width))
+    return max(4, round(height * shrink)), max(4, round(width * shrink))
+
+
+def _decode(path: Path, size: tuple[int, int], header: _Header, colour: bool) -> NDArray[np.float32]:
+    """Pixels [C, H, W] of one file at `size`, in the file's own range of values."""
+    try:
+        with _open(path) as opened:
+            image = ImageOps.exif_transpose(opened)
+            image = image.convert("F" if header.deep else "RGB" if header.colour else "L")
+            if (image.height, image.width) != size:
+                image = image.resize((size[1], size[0]), Image.Resampling.BILINEAR)
+            values = np.asarray(image, dtype=np.float32)
+    except _UNREADABLE as problem:
+        raise _unreadable(path, problem) from None
+    if not np.isfinite(values).all() or values.min() < 0 or values.max() > 65535:
+        raise UserError(f"{path}: pixel values must lie between 0 and 65535; save it as an 8- or 16-bit image")
+    channels = values.transpose(2, 0, 1) if values.ndim == 3 else values[None]
+    return np.broadcast_to(channels, (3, *size)) if colour else channels
+
+
+def _open(path: Path) -> Image.Image:
+    try:
+        with warnings.catch_warnings():
+            # A large scan is no attack; one that is far too large still raises.
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            return Image.open(path)
+    except _UNREADABLE as problem:
+        raise _unreadable(path, problem) from None
+
+
+def _unreadable(path: Path, problem: BaseException) -> UserError:
+    reason = str(problem).splitlines()[0] if str(problem) else type(problem).__name__
+    reason = "not an image" if isinstance(problem, UnidentifiedImageError) else reason
+    return UserError(f"{path}: the image cannot be read ({reason}); replace or remove the file")
+
+
+def _has_dicom_mark(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(132)[128:] == b"DICM"
+    except OSError:
+        return False

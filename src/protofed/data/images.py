@@ -1,0 +1,181 @@
+"""Labelled images in memory, grouped by domain, and brought to one shape."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from protofed.data.normalise import Normalise
+from protofed.errors import UserError
+
+Indices = Tensor | np.ndarray | Sequence[int]
+
+LUMINANCE = (0.299, 0.587, 0.114)
+# Resizing goes through float32; a chunk bounds what that costs in memory.
+_RESIZE_CHUNK = 512
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """Pixels `x`, uint8 [N, C, H, W], and labels `y`, int64 [N]."""
+
+    x: Tensor
+    y: Tensor
+
+    def __post_init__(self) -> None:
+        if self.x.dtype != torch.uint8 or self.x.ndim != 4:
+            raise ValueError(f"images must be uint8 [N, C, H, W], not {self.x.dtype} {list(self.x.shape)}")
+        if self.y.dtype != torch.int64 or self.y.shape != self.x.shape[:1]:
+            raise ValueError(f"labels must be int64 [{len(self.x)}], not {self.y.dtype} {list(self.y.shape)}")
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def take(self, indices: Indices) -> "Images":
+        """The images at `indices`, in that order."""
+        chosen = torch.as_tensor(indices, dtype=torch.int64)
+        return Images(self.x[chosen], self.y[chosen])
+
+    @property
+    def channels(self) -> int:
+        """1 for grey, 3 for colour."""
+        return self.x.shape[1]
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width."""
+        return self.x.shape[2], self.x.shape[3]
+
+
+@dataclass(frozen=True, eq=False)
+class Domain:
+    """One source of images (a scanner, a style, a hospital) with its own training and test part."""
+
+    name: str
+    train: Images
+    test: Images
+
+
+@dataclass(frozen=True, eq=False)
+class RawData:
+    """What a reader or a registered loader returns: domains as they are, whose shapes may still differ."""
+
+    classes: tuple[str, ...]
+    domains: Mapping[str, Domain]
+    source: str = ""
+    licence: str = ""
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Domains that share classes, channels and image size: ready to be dealt out to clients."""
+
+    name: str
+    classes: tuple[str, ...]
+    domains: dict[str, Domain]
+    normalise: Normalise
+    source: str = ""
+    warnings: tuple[str, ...] = ()
+    licence: str = field(default="", kw_only=True)
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Channels, height, width: the same in every domain."""
+        channels, height, width = next(iter(self.domains.values())).train.x.shape[1:]
+        return channels, height, width
+
+    @property
+    def channels(self) -> int:
+        """1 for grey, 3 for colour."""
+        return self.image_shape[0]
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """Height and width."""
+        return self.image_shape[1:]
+
+    @property
+    def offsets(self) -> dict[str, range]:
+        """Where each domain's training images lie in the pooled training set."""
+        where: dict[str, range] = {}
+        start = 0
+        for name, domain in self.domains.items():
+            where[name] = range(start, start + len(domain.train))
+            start += len(domain.train)
+        return where
+
+    def pooled_train(self) -> Images:
+        """The training images of all domains, in the order of the domains; partitions index into this."""
+        parts = [domain.train for domain in self.domains.values()]
+        return Images(torch.cat([part.x for part in parts]), self.pooled_labels())
+
+    def pooled_labels(self) -> Tensor:
+        """The labels of the pooled training set, without copying its pixels."""
+        return torch.cat([domain.train.y for domain in self.domains.values()])
+
+
+def to_channels(x: Tensor, channels: int) -> Tensor:
+    """Grey repeated to three channels, or colour reduced to its luminance; uint8 in and out."""
+    if x.shape[1] == channels:
+        return x
+    if x.shape[1] == 1 and channels == 3:
+        return x.repeat(1, 3, 1, 1)
+    if x.shape[1] == 3 and channels == 1:
+        weights = torch.tensor(LUMINANCE).view(1, 3, 1, 1)
+        return torch.cat([_to_uint8((part.float() * weights).sum(1, keepdim=True)) for part in _chunks(x)])
+    raise UserError(f"images with {x.shape[1]} channels cannot become {channels}; channels must be 1 or 3")
+
+
+def to_size(x: Tensor, size: tuple[int, int]) -> Tensor:
+    """Bilinear resize that averages over the source area when it shrinks; uint8 in and out."""
+    if x.shape[2:] == size:
+        return x
+    resized = [
+        _to_uint8(F.interpolate(part.float(), size=size, mode="bilinear", antialias=True)) for part in _chunks(x)
+    ]
+    return torch.cat(resized)
+
+
+def unify(
+    domains: Mapping[str, Domain],
+    channels: int | None = None,
+    image_size: int | tuple[int, int] | None = None,
+) -> dict[str, Domain]:
+    """All domains with the same channels and size.
+
+    Without a wish, domains that differ in channels become colour, and domains that differ in size become as high as
+    the highest and as wide as the widest, so that no domain loses detail.
+    """
+    if channels not in (None, 1, 3):
+        raise UserError(f"channels must be 1 or 3, not {channels}")
+    parts = [part for domain in domains.values() for part in (domain.train, domain.test)]
+    wanted_channels = channels or max(part.channels for part in parts)
+    heights, widths = zip(*(part.size for part in parts), strict=True)
+    wanted_size = square(image_size) or (max(heights), max(widths))
+
+    def shaped(images: Images) -> Images:
+        return Images(to_size(to_channels(images.x, wanted_channels), wanted_size), images.y)
+
+    return {name: Domain(name, shaped(domain.train), shaped(domain.test)) for name, domain in domains.items()}
+
+
+def square(image_size: int | tuple[int, int] | None) -> tuple[int, int] | None:
+    """Height and width from what a user gives as image size: one side of a square, or both."""
+    if image_size is None:
+        return None
+    height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
+    if min(height, width) < 4:
+        raise UserError(f"image size must be at least 4 pixels, not {min(height, width)}")
+    return height, width
+
+
+def _chunks(x: Tensor) -> tuple[Tensor, ...]:
+    return torch.split(x, _RESIZE_CHUNK)
+
+
+def _to_uint8(x: Tensor) -> Tensor:
+    return x.round_().clamp_(0, 255).to(torch.uint8)

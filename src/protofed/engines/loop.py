@@ -1,0 +1,24 @@
+"""One process, one client after the other: the reference engine."""
+
+from collections.abc import Iterator, Sequence
+
+from protofed.clients import ClientSide, Job, Result, Setting, Templates
+from protofed.records import Message
+
+
+class LoopEngine:
+    """Performs jobs in the order given, in this process."""
+
+    name = "loop"
+    workers = 1
+
+    def __init__(self, setting: Setting, templates: Templates) -> None:
+        self._side = ClientSide(setting, templates)
+
+    def perform(self, jobs: Sequence[tuple[Job, Message]]) -> Iterator[tuple[Job, Result]]:
+        """Each job in turn."""
+        for job, message in jobs:
+            yield job, self._side.perform(job, message)
+
+    def close(self) -> None:
+        """Nothing was started."""

@@ -1,0 +1,131 @@
+"""One single-threaded process per core. Data and code reach the workers by fork, so neither is copied nor pickled."""
+
+import ctypes
+import multiprocessing
+import signal
+import sys
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+
+import torch
+
+from protofed.clients import ClientSide, Evaluate, Failed, Job, Result, Setting, Templates, Train
+from protofed.records import Message
+
+_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux
+
+
+class WorkersEngine:
+    """Hands jobs to persistent processes. What they answer does not depend on which of them does what, or when."""
+
+    name = "workers"
+
+    def __init__(self, setting: Setting, templates: Templates, workers: int) -> None:
+        self.workers = workers
+        self._setting = setting
+        self._templates = templates
+        self._crew = [self._hire() for _ in range(workers)]
+
+    def perform(self, jobs: Sequence[tuple[Job, Message]]) -> Iterator[tuple[Job, Result]]:
+        """The results as they come; the longest jobs are handed out first so that no core waits for a straggler."""
+        waiting = deque(sorted(jobs, key=lambda entry: self._effort(entry[0]), reverse=True))
+        idle = list(self._crew)
+        busy: dict[Connection, tuple[_Worker, Job]] = {}
+        while waiting or busy:
+            while waiting and idle:
+                worker, (job, message) = idle.pop(), waiting.popleft()
+                worker.give(job, message)
+                busy[worker.line] = (worker, job)
+            for line in wait(list(busy)):
+                assert isinstance(line, Connection)
+                worker, job = busy.pop(line)
+                result = worker.answer()
+                if worker.dead:
+                    self._crew.remove(worker)
+                    worker = self._hire()
+                    self._crew.append(worker)
+                idle.append(worker)
+                yield job, result
+
+    def close(self) -> None:
+        """End the workers, also those in the middle of a job."""
+        for worker in self._crew:
+            worker.dismiss()
+        self._crew = []
+
+    def _hire(self) -> "_Worker":
+        return _Worker(self._setting, self._templates)
+
+    def _effort(self, job: Job) -> int:
+        """How much work a job is, relative to others of its kind."""
+        if isinstance(job, Train):
+            return self._setting.sizes[job.client]
+        if job.domain is not None:
+            return len(self._setting.dataset.domains[job.domain].test)
+        return len(self._setting.partition.holdout[str(job.client)])
+
+
+class _Worker:
+    """The parent's end of one process; it remembers which message the process has at hand, to send it only once."""
+
+    def __init__(self, setting: Setting, templates: Templates) -> None:
+        context = multiprocessing.get_context("fork")
+        self.line, far_end = context.Pipe()
+        self.dead = False
+        self._at_hand: Message | None = None
+        self._process: BaseProcess = context.Process(
+            target=_serve, args=(far_end, self.line, setting, templates), daemon=True
+        )
+        self._process.start()
+        far_end.close()
+
+    def give(self, job: Job, message: Message) -> None:
+        """Start a job."""
+        known = self._at_hand is message
+        self._at_hand = message
+        # A dead process is noticed when its answer is awaited.
+        with suppress(BrokenPipeError):
+            self.line.send((job, None if known else message))
+
+    def answer(self) -> Result:
+        """The result of the job it was given."""
+        try:
+            result: Result = self.line.recv()
+        except (EOFError, OSError):
+            self._process.join()
+            self.dead = True
+            return Failed(f"its process ended with code {self._process.exitcode}")
+        return result
+
+    def dismiss(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.join()
+        self.line.close()
+
+
+def _serve(line: Connection, parents_end: Connection, setting: Setting, templates: Templates) -> None:
+    """The life of a worker: perform what comes until the parent is gone."""
+    _die_with_parent()
+    parents_end.close()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what ends
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    torch.set_num_threads(1)
+    side = ClientSide(setting, templates)
+    at_hand: Message | None = None
+    with suppress(EOFError, BrokenPipeError):
+        while True:
+            job, message = line.recv()
+            at_hand = message or at_hand
+            assert isinstance(job, Train | Evaluate)
+            assert at_hand is not None
+            line.send(side.perform(job, at_hand))
+
+
+def _die_with_parent() -> None:
+    """Ask the kernel to kill this process with its parent, so that a killed run leaves nobody writing."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)

@@ -1,0 +1,20 @@
+"""The two kinds of trouble that protofed names: a mistake of the user, and a message that cannot be used."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """A mistake of the user; the text says, in one line, what is wrong and what would be right."""
+
+
+class BadMessage(Exception):
+    """A message that is truncated, corrupted, misshapen or not finite; the text names the sender and the field."""
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> UserError:
+    """The error for a name that is not in `known`, with the nearest ones suggested."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=3)
+    hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(names)}"
+    return UserError(f"unknown {kind} {name!r}; {hint}")

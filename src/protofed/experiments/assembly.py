@@ -1,0 +1,189 @@
+"""Options become a federation that is ready to run; every mistake of the user shows here, before anything is written."""
+
+import platform
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import TypeAdapter, ValidationError
+
+from protofed.clients import Setting, Templates, rehearse
+from protofed.data import Augment, Dataset, load, make_partition
+from protofed.engines import choose_engine
+from protofed.errors import UserError, unknown_name
+from protofed.experiments.options import Options
+from protofed.models import Split, WeightsReport, build_model, load_weights
+from protofed.registry import find_method, load_plugin, make_method
+from protofed.seeding import stable_seed
+
+_DATA_SETTINGS: dict[str, Any] = {
+    "augment": str,
+    "normalise": str,
+    "channels": int,
+    "ensure_all_classes": bool,
+    "holdout": float,
+    "min_size": int,
+}
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """A federation that could start now, and what there is to say about it."""
+
+    options: Options
+    setting: Setting
+    templates: Templates
+    engine: str
+    workers: int
+    warnings: tuple[str, ...]
+    weights: WeightsReport | None
+
+    def description(self) -> dict[str, Any]:
+        """Everything resolved, as run.json has it; nothing in it depends on when or where the run happens."""
+        setting, options = self.setting, self.options
+        dataset, partition = setting.dataset, setting.partition
+        return {
+            "options": options.model_dump(),
+            "method": {"name": options.method, "kind": setting.method.kind, "knobs": asdict(setting.method)},
+            "data": {
+                "name": dataset.name,
+                "source": dataset.source,
+                "licence": dataset.licence,
+                "classes": list(dataset.classes),
+                "image_shape": list(dataset.image_shape),
+                "normalise": asdict(dataset.normalise),
+                "augment": str(setting.augment),
+                "domains": {
+                    name: {"train": len(domain.train), "test": len(domain.test)}
+                    for name, domain in dataset.domains.items()
+                },
+            },
+            "partition": {
+                "protocol": partition.protocol,
+                "hash": partition.hash,
+                "held_out": list(partition.held_out),
+                "clients": {
+                    client: {
+                        "domain": partition.domain[client],
+                        "train": len(partition.train[client]),
+                        "holdout": len(partition.holdout[client]),
+                    }
+                    for client in partition.clients
+                },
+            },
+            "model": {
+                "name": options.model,
+                "options": options.settings_for("model"),
+                "parameters": sum(param.numel() for param in setting.model.parameters()),
+                "dim": setting.model.dim,
+                "weights": None if self.weights is None else self.weights.summary(),
+            },
+            "plan": asdict(setting.plan),
+            "seed": options.seed,
+            "engine": {"name": self.engine, "workers": self.workers},
+            "warnings": list(self.warnings),
+            "versions": {
+                "protofed": version("protofed"),
+                "python": platform.python_version(),
+                "torch": torch.__version__,
+                "numpy": np.__version__,
+            },
+        }
+
+
+def assemble(options: Options, clients_folder: Path) -> Assembly:
+    """Load, deal out, build and rehearse."""
+    for plugin in options.plugin:
+        load_plugin(plugin)
+    method_class = find_method(options.method)
+    _refuse_unknown_prefixes(options)
+    method = make_method(method_class, options.settings_for(""), options.preset)
+    device = _device(options.device)
+    data_settings = _data_settings(options.settings_for("data"))
+    dataset = load(
+        options.data,
+        data_root=options.data_root,
+        domains=options.domains,
+        labels=options.labels,
+        image_size=options.image_size,
+        channels=data_settings.pop("channels", None),
+        normalise=data_settings.pop("normalise", None),
+    )
+    augment = Augment.parse(data_settings.pop("augment", "none"))
+    partition = make_partition(
+        dataset,
+        options.protocol,
+        clients=options.clients,
+        fraction=options.fraction,
+        samples_per_client=options.samples_per_client,
+        seed=options.seed,
+        **data_settings,
+    )
+    base, report = _base_model(options, dataset)
+    setting = Setting(
+        method=method,
+        plan=method.plan(options.training_plan()),
+        model=base.to(device, getattr(torch, options.dtype)),
+        dataset=dataset,
+        partition=partition,
+        clients_folder=clients_folder,
+        augment=augment,
+        seed=options.seed,
+        dtype=getattr(torch, options.dtype),
+        device=device,
+    )
+    with _keyed(options.seed, "build"):
+        setting = replace(setting, model=method.build(setting.model, setting.at(0, None)))
+    engine, workers = choose_engine(options.engine, options.workers, len(partition.clients), options.device)
+    warnings = (*dataset.warnings, *partition.warnings)
+    return Assembly(options, setting, rehearse(setting), engine, workers, warnings, report)
+
+
+def _base_model(options: Options, dataset: Dataset) -> tuple[Split, WeightsReport | None]:
+    """The model the user chose; its initial weights depend on the seed only, so every method starts from the same."""
+    with _keyed(options.seed, "init"):
+        model = build_model(options.model, dataset.image_shape, len(dataset.classes), options.settings_for("model"))
+    report = None if options.weights is None else load_weights(model, options.weights)
+    return model, report
+
+
+@contextmanager
+def _keyed(seed: int, purpose: str) -> Iterator[None]:
+    """Inside: torch's global generator, from which layers draw their initial weights, is keyed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(stable_seed(seed, purpose))
+        yield
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"device={name} is not valid; it is cpu or cuda") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError("device=cuda: no such device here; use --device cpu")
+    return device
+
+
+def _refuse_unknown_prefixes(options: Options) -> None:
+    for key in options.set:
+        prefix, dot, _ = key.partition(".")
+        if dot and prefix not in ("model", "data"):
+            raise UserError(f"--set {key}: settings are a method's KEY, model.KEY or data.KEY")
+
+
+def _data_settings(given: Mapping[str, str]) -> dict[str, Any]:
+    settings: dict[str, Any] = {}
+    for key, value in given.items():
+        if key not in _DATA_SETTINGS:
+            raise unknown_name("setting of the data", key, _DATA_SETTINGS)
+        try:
+            settings[key] = TypeAdapter(_DATA_SETTINGS[key]).validate_python(value)
+        except ValidationError:
+            raise UserError(f"data.{key}={value} is not valid; it takes a {_DATA_SETTINGS[key].__name__}") from None
+    return settings

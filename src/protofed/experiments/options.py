@@ -1,0 +1,145 @@
+"""The options of a run: one definition for the command line, for Python and for run.json."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from protofed.engines import ENGINES
+from protofed.errors import UserError, unknown_name
+from protofed.method import Plan
+
+WholeNumber = Annotated[int, Field(ge=1)]
+
+
+class Options(BaseModel):
+    """Everything that decides what a run does. Names are those of the command line."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+    method: str = Field("i2pfl", description="a method's name, or file.py:Class")
+    data: str = Field("digits", description="a data set's name, a folder of DOMAIN.npz or class folders, or a manifest")
+    data_root: str | None = Field(None, description="where data sets lie by name [or PROTOFED_DATA]")
+    domains: str | None = Field(None, description="use only these domains, for example mnist,usps")
+    labels: str | None = Field(None, description='regroup classes, for example "0=healthy,1-4=diseased"')
+    protocol: str | None = Field(
+        None,
+        description="domains | equal=N | one-per-domain | leave-out=DOMAIN | dirichlet=0.3,clients=10 | iid=5 | "
+        "shards=2,clients=10",
+    )
+    clients: str | None = Field(None, description="clients of each domain, for example mnist=6,usps=4")
+    fraction: str | None = Field(None, description="part of its domain a client holds: X, or mnist=.1,usps=.01")
+    samples_per_client: str | None = Field(None, description="samples a client holds: N, or mnist=600,usps=72")
+    image_size: WholeNumber | None = Field(None, description="bring all images to this side length")
+    model: str = Field("cnn", description="the network; `protofed models` lists them")
+    weights: str | None = Field(None, description="start from these weights (.safetensors or .pth)")
+    rounds: WholeNumber = Field(10, description="number of exchanges")
+    epochs: WholeNumber = Field(1, description="local epochs per round")
+    plan: str | None = Field(
+        None, description="local epochs of each round, for example 30,60,60; replaces the two above"
+    )
+    batch: WholeNumber = Field(32, description="batch size")
+    participation: float = Field(1.0, gt=0, le=1, description="part of the clients that train in a round")
+    optimizer: Literal["sgd", "adam"] = Field("sgd", description="local optimiser")
+    lr: float = Field(0.01, gt=0, description="local learning rate")
+    momentum: float = Field(0.9, ge=0, lt=1, description="momentum of sgd")
+    weight_decay: float = Field(1e-5, ge=0, description="weight decay")
+    schedule: Literal["none", "cosine"] = Field("none", description="learning rate over the rounds")
+    preset: str | None = Field(None, description="a named set of the method's hyper-parameters")
+    set: dict[str, str] = Field(
+        default_factory=dict, description="KEY=VALUE, a hyper-parameter of the method, or model.KEY, or data.KEY"
+    )
+    engine: str = Field("auto", description=" | ".join(ENGINES))
+    workers: WholeNumber | None = Field(None, description="processes of the workers engine")
+    device: str = Field("cpu", description="cpu | cuda")
+    dtype: Literal["float32", "float64"] = Field("float32", description="precision")
+    seed: int = Field(0, description="the seed of everything random")
+    evaluate_every: WholeNumber = Field(1, description="evaluate after every N rounds, and after the last")
+    evaluate_local: bool = Field(False, description="also score clients' models as local training left them")
+    plugin: list[str] = Field(default_factory=list, description="a Python file that registers methods, models or data")
+
+    @field_validator("domains", "clients", "fraction", "samples_per_client", "plan", mode="before")
+    @classmethod
+    def _as_text(cls, value: object) -> object:
+        """Python callers may give {"mnist": 6}, [30, 60] or 0.2 where the command line has text."""
+        if isinstance(value, Mapping):
+            return ",".join(f"{key}={item}" for key, item in value.items())
+        if isinstance(value, list | tuple):
+            return ",".join(str(item) for item in value)
+        return str(value) if isinstance(value, int | float) else value
+
+    @field_validator("set", mode="before")
+    @classmethod
+    def _as_settings(cls, value: object) -> object:
+        """KEY=VALUE texts, or a dictionary with values of any kind."""
+        if isinstance(value, Mapping):
+            return {key: str(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return dict(_key_and_value(str(item)) for item in value)
+        return value
+
+    @field_validator("plugin", mode="before")
+    @classmethod
+    def _as_list(cls, value: object) -> object:
+        return [value] if isinstance(value, str) else value
+
+    @field_validator("engine")
+    @classmethod
+    def _known_engine(cls, value: str) -> str:
+        if value not in ENGINES:
+            raise unknown_name("engine", value, ENGINES)
+        return value
+
+    def settings_for(self, prefix: str) -> dict[str, str]:
+        """The `--set` entries below `prefix.`, or without any prefix where it is empty."""
+        if prefix:
+            return {key.removeprefix(f"{prefix}."): v for key, v in self.set.items() if key.startswith(f"{prefix}.")}
+        return {key: value for key, value in self.set.items() if "." not in key}
+
+    def training_plan(self) -> Plan:
+        """The epochs of every round and the optimiser."""
+        return Plan(
+            epochs=self._epochs(),
+            batch=self.batch,
+            optimizer=self.optimizer,
+            lr=self.lr,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            schedule=self.schedule,
+        )
+
+    def _epochs(self) -> tuple[int, ...]:
+        if self.plan is None:
+            return (self.epochs,) * self.rounds
+        try:
+            epochs = tuple(int(part) for part in self.plan.split(","))
+        except ValueError:
+            epochs = ()
+        if not epochs or min(epochs) < 1:
+            raise UserError(f"plan={self.plan} is not valid; give the epochs of each round, for example 30,60,60")
+        return epochs
+
+
+def make_options(given: Mapping[str, Any]) -> Options:
+    """Options from what the user gave; a mistake is a UserError that names the option."""
+    for name in given:
+        if name not in Options.model_fields:
+            raise unknown_name("option", name, Options.model_fields)
+    try:
+        return Options(**given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0])
+        raise UserError(f"{name}={given[name]} is not valid: {_in_words(first)}") from None
+
+
+def _in_words(problem: Any) -> str:
+    text = str(problem["msg"])
+    return text[0].lower() + text[1:]
+
+
+def _key_and_value(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not (key and equals):
+        raise UserError(f"--set takes KEY=VALUE, not {text!r}")
+    return key.strip(), value.strip()

@@ -1,0 +1,184 @@
+"""One run from options to summary."""
+
+import logging
+import resource
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors.torch import save_file
+
+from protofed.clients import write_atomically
+from protofed.engines import make_engine
+from protofed.errors import UserError
+from protofed.experiments.assembly import Assembly, assemble
+from protofed.experiments.options import Options, make_options
+from protofed.experiments.results import Run, mean_of_last
+from protofed.federation import Federation, RunFolder, Watch
+from protofed.records import KINDS, encode
+
+log = logging.getLogger("protofed")
+
+_MAY_CHANGE = {"engine", "workers", "device", "plugin"}
+"""Options that decide where a run happens, not what comes out of it."""
+
+
+class Callback(Protocol):
+    """Follows a run. Each method is optional."""
+
+    def run_start(self, run: Run, rounds_done: int) -> None:
+        """Before the first round that is still to be done."""
+
+    def round_end(self, run: Run, record: dict[str, Any]) -> None:
+        """After a round is committed, with its line of rounds.jsonl."""
+
+    def run_end(self, run: Run) -> None:
+        """After the summary is written."""
+
+
+def run(
+    method: str | None = None,
+    data: str | None = None,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    callbacks: Iterable[Any] = (),
+    **options: Any,
+) -> Run:
+    """Train a federation; the options are those of `protofed run`, with underscores.
+
+    Without `out` the run goes to `runs/NAME`. With `resume` options that are not given are those of the folder.
+    """
+    given = {"method": method, "data": data, **options}
+    given = {name: value for name, value in given.items() if value is not None}
+    if resume:
+        if out is None:
+            raise UserError("--resume needs --out, the folder of the run to continue")
+        stored = Run(out).options
+        _refuse_changes(stored, given)
+        given = {**stored, **given}
+    chosen = make_options(given)
+    folder = RunFolder(Path(out) if out is not None else _free_name(chosen))
+    if not resume and folder.path.exists() and (not folder.path.is_dir() or any(folder.path.iterdir())):
+        raise UserError(f"{folder.path} exists already; give another --out, or --resume to continue the run in it")
+    with _one_thread():
+        assembly = assemble(chosen, folder.clients)
+        if resume:
+            folder.lock()
+        else:
+            folder.create()
+        try:
+            return _run(assembly, folder, resume, list(callbacks))
+        finally:
+            folder.release()
+
+
+def _run(assembly: Assembly, folder: RunFolder, resume: bool, callbacks: list[Any]) -> Run:
+    result = Run(folder.path)
+    if resume and result.complete:
+        log.warning("the run in %s is complete already", folder.path)
+        return result
+    for warning in assembly.warnings:
+        log.warning("%s", warning)
+    start = time.perf_counter()
+    options, setting = assembly.options, assembly.setting
+    engine = make_engine(assembly.engine, assembly.workers, setting, assembly.templates)
+    try:
+        watch = Watch(options.participation, options.evaluate_every, options.evaluate_local)
+        federation = Federation(setting, assembly.templates, engine, folder, watch)
+        if resume:
+            federation.resume()
+        else:
+            setting.partition.save(folder.path / "partition.npz")
+            folder.write_json(
+                "run.json", {**assembly.description(), "personal_test": federation.evaluator.personal_test}
+            )
+        _tell(callbacks, "run_start", result, federation.rounds_done)
+        for record in federation.rounds():
+            _tell(callbacks, "round_end", result, record)
+    finally:
+        engine.close()
+    _write_results(federation, folder)
+    folder.write_json("summary.json", _summary(assembly, folder.rounds(), time.perf_counter() - start))
+    _tell(callbacks, "run_end", result)
+    return result
+
+
+def _write_results(federation: Federation, folder: RunFolder) -> None:
+    """The model, the prototypes and what a newcomer would receive, where the method has them."""
+    method, server = federation.setting.method, federation.server
+    weights = method.global_weights(server)
+    if weights is not None:
+        save_file({name: tensor.cpu() for name, tensor in weights.tensors().items()}, folder.path / "model.safetensors")
+    table = method.global_prototypes(server)
+    if table is not None:
+        save_file({"rows": table.rows.cpu(), "count": table.count.cpu()}, folder.path / "prototypes.safetensors")
+    newcomer = federation.broadcast(federation.setting.plan.rounds, None)
+    write_atomically(folder.path / "broadcast.safetensors", encode(newcomer, "server").blob)
+
+
+def _summary(assembly: Assembly, rounds: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
+    options = assembly.options
+    train_seconds = sum(record["seconds"]["train"] for record in rounds)
+    peak = sum(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return {
+        "method": options.method,
+        "data": options.data,
+        "protocol": assembly.setting.partition.protocol,
+        "seed": options.seed,
+        "rounds": len(rounds),
+        "engine": assembly.engine,
+        "accuracy": mean_of_last(rounds),
+        "accuracy_final": rounds[-1]["accuracy"],
+        "accuracy_best_validation": None,
+        "bytes": {
+            way: {kind: sum(record["bytes"][way][kind] for record in rounds) for kind in (*KINDS, "total")}
+            for way in ("up", "down")
+        },
+        "seconds": {
+            **{
+                part: sum(record["seconds"][part] for record in rounds)
+                for part in ("train", "aggregate", "evaluate", "total")
+            },
+            "wall": seconds,
+        },
+        "samples_per_second": sum(record["samples"] for record in rounds) / train_seconds,
+        "peak_memory_bytes": peak * 1024,
+        "status": "complete",
+    }
+
+
+def _refuse_changes(stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """A resumed run must be the run that was begun."""
+    wanted = make_options({**stored, **given}).model_dump()
+    changed = sorted(name for name in given if name not in _MAY_CHANGE and wanted[name] != stored[name])
+    if changed:
+        texts = ", ".join(f"{name} (was {stored[name]}, now {wanted[name]})" for name in changed)
+        raise UserError(f"--resume continues a run as it was begun, but these options differ: {texts}")
+
+
+def _free_name(options: Options) -> Path:
+    """runs/METHOD-DATA-seedN, numbered where that exists."""
+    name = f"{Path(options.method).stem}-{Path(options.data).stem}-seed{options.seed}"
+    candidates = (Path("runs") / (name if n == 1 else f"{name}-{n}") for n in range(1, 10**6))
+    return next(path for path in candidates if not path.exists())
+
+
+def _tell(callbacks: list[Any], event: str, *arguments: Any) -> None:
+    for callback in callbacks:
+        if hasattr(callback, event):
+            getattr(callback, event)(*arguments)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Inside: one torch thread, so that results do not depend on how many cores a machine has."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

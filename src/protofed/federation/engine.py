@@ -1,0 +1,20 @@
+"""What an engine is: where clients run. It performs jobs wherever and in whatever order it likes."""
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from protofed.clients import Job, Result
+from protofed.records import Message
+
+
+class Engine(Protocol):
+    """Performs jobs. Client memory lives in the run's store, so any job may run in any process."""
+
+    name: str
+    workers: int
+
+    def perform(self, jobs: Sequence[tuple[Job, Message]]) -> Iterator[tuple[Job, Result]]:
+        """The results as they come, in any order."""
+
+    def close(self) -> None:
+        """End whatever was started."""

@@ -1,0 +1,97 @@
+"""Both views of a federation: the server's model per domain, and what each client would use, per client."""
+
+from collections.abc import Callable, Iterable, Mapping
+from statistics import quantiles
+from typing import Any
+
+from protofed.clients import Evaluate, Failed, Score, Setting, Templates
+from protofed.federation.engine import Engine
+from protofed.records import Message
+
+_LISTED_CLIENTS = 100
+"""Above this many clients only the average and quantiles of the personal view are written."""
+
+
+class Evaluator:
+    """Decides which model is scored on which test set, and lays the results out as the contract says."""
+
+    def __init__(self, setting: Setting, templates: Templates, engine: Engine) -> None:
+        self._setting = setting
+        self._engine = engine
+        self._has_global_view = templates.global_model is not None
+        partition = setting.partition
+        self._own_holdout = any(len(indices) for indices in partition.holdout.values())
+        self._held_out = partition.held_out
+
+    @property
+    def personal_test(self) -> str:
+        """Which test set the personal view uses, for run.json."""
+        return "own hold-out" if self._own_holdout else "own domain's test set"
+
+    def evaluate(
+        self, round: int, global_model: Message | None, broadcast_to: Callable[[str], Message], local: bool = False
+    ) -> dict[str, Any]:
+        """Accuracy in every view that makes sense for the method; null where one does not."""
+        domains = self._domain_scores(round, global_model) if global_model is not None else None
+        accuracy: dict[str, Any] = {"global": None if domains is None else self._global_view(domains)}
+        if domains is not None and self._setting.method.kind == "global" and not self._own_holdout:
+            # Every client would use the server's model on its own domain, which has just been scored.
+            personal = {client: domains[domain] for client, domain in self._setting.partition.domain.items()}
+        else:
+            personal = self._client_scores("personal", round, broadcast_to)
+        accuracy["personal"] = _client_view(personal)
+        if local:
+            accuracy["local"] = _client_view(self._client_scores("local", round, broadcast_to))
+        return accuracy
+
+    def _domain_scores(self, round: int, global_model: Message) -> dict[str, Score]:
+        jobs = [Evaluate("global", round, None, domain) for domain in self._setting.dataset.domains]
+        scores = self._perform([(job, global_model) for job in jobs])
+        return {str(job.domain): scores[job] for job in jobs}
+
+    def _client_scores(self, view: Any, round: int, broadcast_to: Callable[[str], Message]) -> dict[str, Score]:
+        domain = self._setting.partition.domain
+        jobs = [
+            Evaluate(view, round, client, None if self._own_holdout else domain[client])
+            for client in self._setting.partition.clients
+        ]
+        scores = self._perform([(job, broadcast_to(str(job.client))) for job in jobs])
+        return {str(job.client): scores[job] for job in jobs}
+
+    def _perform(self, jobs: list[tuple[Evaluate, Message]]) -> dict[Evaluate, Score]:
+        scores: dict[Evaluate, Score] = {}
+        for job, result in self._engine.perform(jobs):
+            assert isinstance(job, Evaluate)
+            if not isinstance(result, Score):
+                assert isinstance(result, Failed)
+                raise RuntimeError(f"evaluation of {job.client or job.domain} failed: {result.reason}\n{result.trace}")
+            scores[job] = result
+        return scores
+
+    def _global_view(self, scores: Mapping[str, Score]) -> dict[str, Any]:
+        """Per domain, their plain mean, and over all samples together; held-out domains count apart."""
+        seen = {domain: score for domain, score in scores.items() if domain not in self._held_out}
+        view: dict[str, Any] = {domain: _fraction(score) for domain, score in scores.items()}
+        view["average"] = _mean(_fraction(score) for score in seen.values())
+        view["pooled"] = sum(score.correct for score in seen.values()) / sum(score.total for score in seen.values())
+        if self._held_out:
+            view["held_out"] = {domain: view[domain] for domain in self._held_out}
+        return view
+
+
+def _client_view(scores: Mapping[str, Score]) -> dict[str, Any]:
+    values = {client: _fraction(score) for client, score in scores.items()}
+    average = _mean(values.values())
+    if len(values) <= _LISTED_CLIENTS:
+        return {**values, "average": average}
+    low, middle, high = quantiles(values.values(), n=4)
+    return {"average": average, "quantiles": {"0.25": low, "0.5": middle, "0.75": high}}
+
+
+def _fraction(score: Score) -> float:
+    return score.correct / score.total if score.total else 0.0
+
+
+def _mean(values: Iterable[float]) -> float:
+    listed = list(values)
+    return sum(listed) / len(listed)

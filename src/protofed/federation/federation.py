@@ -1,0 +1,220 @@
+"""The server's side: choose clients, send, aggregate, evaluate, record, checkpoint. The only round loop there is."""
+
+import logging
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from protofed.clients import Failed, GlobalModel, Setting, Templates, Train, Trained
+from protofed.errors import BadMessage
+from protofed.federation.engine import Engine
+from protofed.federation.evaluation import Evaluator
+from protofed.federation.folder import RunFolder
+from protofed.records import Bytes, Message, Record, Tally, decode, encode
+from protofed.seeding import generator
+
+log = logging.getLogger("protofed")
+
+
+@dataclass(frozen=True)
+class Watch:
+    """How a run is followed: who takes part, and how often it is scored."""
+
+    participation: float = 1.0
+    evaluate_every: int = 1
+    evaluate_local: bool = False
+
+
+class Federation:
+    """Runs the rounds of one method on one engine and writes them into one folder."""
+
+    def __init__(
+        self,
+        setting: Setting,
+        templates: Templates,
+        engine: Engine,
+        folder: RunFolder,
+        watch: Watch,
+    ) -> None:
+        self.setting = setting
+        self.folder = folder
+        self.server = templates.server
+        self.evaluator = Evaluator(setting, templates, engine)
+        self._templates = templates
+        self._engine = engine
+        self._watch = watch
+        self._next = 0
+
+    def resume(self) -> None:
+        """Continue after the last committed round."""
+        recovered = self.folder.recover(self._templates.server)
+        if recovered is not None:
+            self._next, self.server = recovered[0] + 1, recovered[1]
+
+    @property
+    def rounds_done(self) -> int:
+        """Rounds that are committed."""
+        return self._next
+
+    def rounds(self) -> Iterator[dict[str, Any]]:
+        """Run the rounds that are still to be done; each yields its line of rounds.jsonl once it is committed."""
+        while self._next < self.setting.plan.rounds:
+            record = self._round(self._next)
+            self._next += 1
+            yield record
+
+    def broadcast(self, round: int, client: str | None) -> Record:
+        """What a client is sent in a round; None: a newcomer."""
+        return self.setting.method.broadcast(self.server, self.setting.at(round, client))
+
+    def _round(self, round: int) -> dict[str, Any]:
+        clock = _Clock()
+        participants = self.participants(round)
+        with clock.part("train"):
+            exchange = self._exchange(round, participants)
+        with clock.part("aggregate"):
+            at = self.setting.at(round, None)
+            self.server = self.setting.method.aggregate(self.server, exchange.tally.total(), at)
+        with clock.part("evaluate"):
+            accuracy = self._accuracy(round)
+        record = {
+            "round": round + 1,
+            "participants": participants,
+            "train_loss": _finite(sum(exchange.loss.values())),
+            "loss_parts": {name: _finite(value) for name, value in exchange.loss.items()},
+            "accuracy": accuracy,
+            "bytes": {"up": exchange.up.as_dict(), "down": exchange.down.as_dict()},
+            "samples": exchange.samples,
+            "seconds": clock.seconds(),
+            "events": exchange.events,
+        }
+        self.folder.commit_round(round, record, self.server, exchange.tally.clients)
+        return record
+
+    def participants(self, round: int) -> list[str]:
+        """Who takes part in a round, in canonical order; the draw depends on seed and round only."""
+        clients = list(self.setting.partition.clients)
+        wanted = max(1, math.ceil(self._watch.participation * len(clients) - 1e-9))
+        if wanted == len(clients):
+            return clients
+        order = torch.randperm(len(clients), generator=generator(self.setting.seed, "participants", round))
+        return [clients[index] for index in sorted(order[:wanted].tolist())]
+
+    def _exchange(self, round: int, participants: list[str]) -> "_Exchange":
+        """Send to the participants, let them train, take in what comes back in canonical order."""
+        exchange = _Exchange()
+        post = _Post(self, round)
+        jobs = [(Train(round, client), post.message_to(client)) for client in participants]
+        for _, message in jobs:
+            exchange.down += message.size
+        for job, result in _in_order(self._engine.perform(jobs), [job for job, _ in jobs]):
+            failure = result if isinstance(result, Failed) else self._take_in(exchange, job.client, result)
+            if failure is not None:
+                self.folder.store.withdraw(job.client, round)
+                exchange.left_out(job.client, failure)
+        if not exchange.tally.clients:
+            first = exchange.failures[0]
+            raise RuntimeError(f"every client failed in round {round + 1}; the first: {first.reason}\n{first.trace}")
+        exchange.average_losses()
+        return exchange
+
+    def _take_in(self, exchange: "_Exchange", client: str, result: Trained) -> Failed | None:
+        """Fold one upload in, or say why it cannot be used."""
+        exchange.up += result.size
+        try:
+            upload = decode(result.blob, self._templates.upload, client)
+        except BadMessage as error:
+            return Failed(str(error))
+        exchange.tally.add(client, upload)
+        exchange.add_loss(result)
+        return None
+
+    def _accuracy(self, round: int) -> dict[str, Any] | None:
+        last = round + 1 == self.setting.plan.rounds
+        if not last and (round + 1) % self._watch.evaluate_every:
+            return None
+        # What clients would use now is what the next round would send them.
+        post = _Post(self, round + 1)
+        weights = self.setting.method.global_weights(self.server)
+        package = None if weights is None else encode(GlobalModel(weights, self.broadcast(round + 1, None)), "server")
+        return self.evaluator.evaluate(round, package, post.message_to, self._watch.evaluate_local)
+
+
+@dataclass
+class _Exchange:
+    """What one round of sending and receiving amounts to."""
+
+    tally: Tally = field(default_factory=Tally)
+    up: Bytes = field(default_factory=Bytes)
+    down: Bytes = field(default_factory=Bytes)
+    loss: dict[str, float] = field(default_factory=dict)
+    samples: int = 0
+    events: list[dict[str, str]] = field(default_factory=list)
+    failures: list[Failed] = field(default_factory=list)
+
+    def add_loss(self, result: Trained) -> None:
+        self.samples += result.samples
+        for name, value in result.loss.items():
+            self.loss[name] = self.loss.get(name, 0.0) + value * result.samples
+
+    def average_losses(self) -> None:
+        self.loss = {name: value / self.samples for name, value in self.loss.items()}
+
+    def left_out(self, client: str, failure: Failed) -> None:
+        log.warning("%s is left out of this round: %s", client, failure.reason)
+        self.failures.append(failure)
+        self.events.append({"client": client, "event": "left out", "reason": failure.reason})
+
+
+class _Post:
+    """Encodes broadcasts, once where every client is sent the same record."""
+
+    def __init__(self, federation: Federation, round: int) -> None:
+        self._federation = federation
+        self._round = round
+        self._last: tuple[Record, Message] | None = None
+
+    def message_to(self, client: str) -> Message:
+        record = self._federation.broadcast(self._round, client)
+        if self._last is None or self._last[0] is not record:
+            self._last = (record, encode(record, "server"))
+        return self._last[1]
+
+
+class _Clock:
+    """Wall time of the parts of a round."""
+
+    def __init__(self) -> None:
+        self._start = time.perf_counter()
+        self._parts: dict[str, float] = {}
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self._parts[name] = time.perf_counter() - start
+
+    def seconds(self) -> dict[str, float]:
+        return {**self._parts, "total": time.perf_counter() - self._start}
+
+
+def _in_order(results: Iterator[tuple[Any, Any]], jobs: list[Train]) -> Iterator[tuple[Train, Any]]:
+    """Results in the order of `jobs`, each handed on as soon as all before it have come."""
+    waiting: dict[Train, Any] = {}
+    expected = iter(jobs)
+    following = next(expected, None)
+    for job, result in results:
+        waiting[job] = result
+        while following in waiting:
+            assert following is not None
+            yield following, waiting.pop(following)
+            following = next(expected, None)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

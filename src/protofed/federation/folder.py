@@ -1,0 +1,132 @@
+"""A run folder: what is written where, so that killing the process at any moment loses only the round in flight.
+
+A round is committed by renaming `checkpoint/manifest.json` into place. The manifest says which round it is, which
+clients trained in it and how long `rounds.jsonl` was; whatever lies beyond is put right when the run is resumed.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import IO, Any
+
+from protofed.clients import ClientStore, write_atomically
+from protofed.errors import UserError
+from protofed.records import Record, decode, encode
+
+_held_locks: set[IO[str]] = set()
+
+
+def _drop_locks_in_child() -> None:
+    """A forked worker must not keep its parent's lock alive after the parent was killed."""
+    while _held_locks:
+        _held_locks.pop().close()
+
+
+os.register_at_fork(after_in_child=_drop_locks_in_child)
+
+
+class RunFolder:
+    """The files of one run and their commit protocol; one process at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.store = ClientStore(path / "clients")
+        self._checkpoint = path / "checkpoint"
+        self._manifest = self._checkpoint / "manifest.json"
+        self._rounds = path / "rounds.jsonl"
+        self._lock: IO[str] | None = None
+
+    @property
+    def clients(self) -> Path:
+        """Where each client's state lies."""
+        return self.store.folder
+
+    def create(self) -> None:
+        """Make the folder, which must not exist or be empty, and lock it."""
+        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            raise UserError(f"{self.path} exists already; give another --out, or --resume to continue the run in it")
+        self.clients.mkdir(parents=True)
+        self._checkpoint.mkdir()
+        self.lock()
+
+    def lock(self) -> None:
+        """Refuse a second process on the same folder."""
+        handle = (self.path / ".lock").open("w")
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            handle.close()
+            raise UserError(f"another process is working in {self.path}; wait for it or give another --out") from None
+        self._lock = handle
+        _held_locks.add(handle)
+
+    def release(self) -> None:
+        """Let other processes in."""
+        if self._lock is not None:
+            _held_locks.discard(self._lock)
+            self._lock.close()
+            self._lock = None
+
+    def discard(self) -> None:
+        """Remove a folder in which nothing has happened yet."""
+        self.release()
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def write_json(self, name: str, content: dict[str, Any]) -> None:
+        """Write a JSON file of the contract."""
+        write_atomically(self.path / name, json.dumps(content, indent=2, allow_nan=False).encode() + b"\n")
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        """Read one back; a folder without it is not a run."""
+        try:
+            content = json.loads((self.path / name).read_text())
+        except FileNotFoundError:
+            raise UserError(f"{self.path} is not a run folder: it has no {name}") from None
+        except ValueError:
+            raise UserError(f"{self.path / name} is damaged: it is not JSON") from None
+        if not isinstance(content, dict):
+            raise UserError(f"{self.path / name} is damaged: it is not a JSON object")
+        return content
+
+    def rounds(self) -> list[dict[str, Any]]:
+        """The committed lines of rounds.jsonl."""
+        if not self._rounds.exists():
+            return []
+        return [json.loads(line) for line in self._rounds.read_text().splitlines()]
+
+    def commit_round(self, round: int, line: dict[str, Any], server: Record, clients: list[str]) -> None:
+        """Make a finished round permanent."""
+        with self._rounds.open("ab") as file:
+            file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
+            length = file.tell()
+        write_atomically(self._server(round), encode(server, "server").blob)
+        manifest = {"round": round, "clients": clients, "rounds_jsonl_bytes": length}
+        write_atomically(self._manifest, json.dumps(manifest).encode())
+        self.store.commit(clients, round)
+        self._remove_other_servers(round)
+
+    def recover(self, like: Record) -> tuple[int, Record] | None:
+        """Put the folder into the state of its last committed round; that round and the server's state after it."""
+        if not self._manifest.exists():
+            self.store.withdraw_all()
+            self._rounds.unlink(missing_ok=True)
+            return None
+        manifest = json.loads(self._manifest.read_text())
+        round = int(manifest["round"])
+        self.store.commit(manifest["clients"], round)
+        self.store.withdraw_all()
+        os.truncate(self._rounds, manifest["rounds_jsonl_bytes"])
+        server = decode(self._server(round).read_bytes(), like, "checkpoint")
+        self._remove_other_servers(round)
+        return round, server
+
+    def _server(self, round: int) -> Path:
+        return self._checkpoint / f"server-{round}.safetensors"
+
+    def _remove_other_servers(self, round: int) -> None:
+        keep = {self._server(round), self._manifest}
+        for path in self._checkpoint.iterdir():
+            if path not in keep:
+                path.unlink()

@@ -1,0 +1,247 @@
+"""What a method is. Read this first.
+
+A method is a frozen dataclass: its fields are the paper's hyper-parameters, its hooks are pure functions. It owns no
+state and never sees a loader, an optimiser, a device, a logger or test data. One object, `at`, holds all that a
+hook may look at.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from math import cos, pi
+from typing import Annotated, Any, ClassVar, Literal, Protocol, dataclass_transform
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from protofed.models import Group, Split, everything, nothing
+from protofed.models.net import Net
+from protofed.records import ClassTable, Nothing, Record, Weights
+from protofed.seeding import generator
+
+Positive = Annotated[float, Field(gt=0)]
+NonNegative = Annotated[float, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+Terms = dict[str, Tensor]
+"""The terms of a loss by name, already weighted: their sum is minimised, each is logged."""
+
+Notes = dict[str, Tensor]
+"""Per-sample values that a loss asks to keep, first dimension = batch."""
+
+
+def knob(default: Any, description: str) -> Any:
+    """A hyper-parameter with the paper's default and a sentence on what it does."""
+    return field(default=default, metadata={"description": description})
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long and how a client trains: the local epochs of every round, and the optimiser."""
+
+    epochs: tuple[int, ...]
+    batch: int = 32
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    lr: float = 0.01
+    momentum: float = 0.9
+    weight_decay: float = 1e-5
+    schedule: Literal["none", "cosine"] = "none"
+
+    @property
+    def rounds(self) -> int:
+        """Number of exchanges."""
+        return len(self.epochs)
+
+    def lr_at(self, round: int) -> float:
+        """The learning rate of a round; the cosine goes from `lr` towards 0 over the whole run."""
+        if self.schedule == "cosine":
+            return self.lr * 0.5 * (1 + cos(pi * round / self.rounds))
+        return self.lr
+
+
+@dataclass(frozen=True)
+class Step:
+    """One optimiser step per batch: which loss it follows and what it trains."""
+
+    loss: str = "loss"
+    trains: Group = everything
+    lr: float | None = None
+
+
+class Samples(Protocol):
+    """A client's training samples, clean (not augmented) and in order."""
+
+    y: Tensor
+
+    def batches(self, size: int = ...) -> Iterator[tuple[Tensor, Tensor]]:
+        """Images and labels, batch by batch."""
+
+
+@dataclass(frozen=True)
+class At:
+    """Where a hook stands: the constants of the run, the round, the client, and what it received and remembers.
+
+    The same object goes to every hook, less or more filled. Rounds count from 0 as in the papers.
+    """
+
+    plan: Plan
+    classes: int
+    dim: int
+    clients: Mapping[str, int]
+    """Training samples of every client of the federation, also of those that sit this round out."""
+    seed: int = 0
+    round: int = 0
+    client: str | None = None
+    down: Any = None
+    """The message received this round."""
+    memory: Any = None
+    """What this client remembers from its last round."""
+    start: Weights = field(default_factory=lambda: Weights({}, {}))
+    """The model as the round began, after the broadcast was loaded."""
+    held: Tensor = field(default_factory=lambda: torch.zeros(0))
+    """Samples of each class this client holds, [C]."""
+    draw: Any = None
+    """This step's chance, as `draw` made it."""
+    notes: Notes = field(default_factory=dict)
+    """What the loss asked to keep, over the whole last epoch."""
+
+    @property
+    def rounds(self) -> int:
+        """Number of rounds of the run."""
+        return self.plan.rounds
+
+    @property
+    def size(self) -> int:
+        """Training samples of this client."""
+        return self.clients[self.client] if self.client is not None else 0
+
+    @property
+    def lr(self) -> float:
+        """This round's learning rate."""
+        return self.plan.lr_at(self.round)
+
+    def rng(self, purpose: str) -> torch.Generator:
+        """A generator of this client and round for one purpose."""
+        return generator(self.seed, purpose, self.round, self.client)
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(knob,))
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """Base of all methods; subclasses are frozen dataclasses without writing so.
+
+    A subclass gives `loss`, `upload` and `aggregate`, and whatever else differs from the defaults here.
+    """
+
+    paper: ClassVar[str] = ""
+    """Authors, title, venue."""
+    sends_up: ClassVar[str] = "nothing"
+    sends_down: ClassVar[str] = "nothing"
+    readings: ClassVar[tuple[str, ...]] = ()
+    """Where the paper is silent or contradicts itself, and what is done here."""
+    presets: ClassVar[Mapping[str, Mapping[str, object]]] = {}
+    """Named sets of hyper-parameters, such as a paper's values for one data set."""
+
+    shares: ClassVar[Group] = everything
+    """What of the model is loaded from `down.weights`; the rest stays private to the client."""
+    steps: ClassVar[tuple[Step, ...]] = (Step(),)
+
+    weighting: Literal["samples", "uniform"] = knob("samples", "weight of a client in averages of weights")
+    proto_pass: Literal["extra_eval", "last_epoch"] = knob(
+        "extra_eval", "local prototypes from a clean pass after training, or as seen during the last epoch"
+    )
+    stale_protos: Literal["keep", "drop"] = knob("keep", "what becomes of a prototype nobody sent this round")
+    persist_optimizer: bool = knob(False, "keep momentum and moments between rounds instead of starting afresh")
+    drop_singleton_batch: bool = knob(True, "skip a trailing batch of one sample, which breaks batch normalisation")
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        dataclass(frozen=True, kw_only=True)(cls)
+
+    # What is built before the first round
+
+    def plan(self, plan: Plan) -> Plan:
+        """The plan this method follows when the user asks for `plan`."""
+        return plan
+
+    def build(self, base: Split, at: At) -> Split:
+        """The model to train, made from the one the user chose."""
+        return base
+
+    def server_state(self, net: Net, at: At) -> Record:
+        """The server's state before the first round; its structure never changes."""
+        return Nothing()
+
+    def client_state(self, net: Net, at: At) -> Record:
+        """A client's memory before its first round."""
+        return Nothing()
+
+    # One round, in the order it happens
+
+    def broadcast(self, server: Any, at: At) -> Record:
+        """What is sent to `at.client` (None: to somebody who has just arrived)."""
+        return server  # type: ignore[no-any-return]
+
+    def draw(self, y: Tensor, at: At, rng: torch.Generator) -> Any:
+        """All the randomness of one batch, handed to `loss` as `at.draw`."""
+        return None
+
+    def loss(self, net: Net, x: Tensor, y: Tensor, at: At) -> Terms | tuple[Terms, Notes]:
+        """The terms whose sum is minimised, and optionally per-sample notes to keep from the last epoch."""
+        raise TypeError(f"{type(self).__name__} must define loss(net, x, y, at)")
+
+    def upload(self, net: Net, data: Samples, at: At) -> tuple[Record, Record]:
+        """What the client sends (a record of `Mean` and `Each` fields), and what it will remember."""
+        return Nothing(), at.memory
+
+    def aggregate(self, server: Any, total: Any, at: At) -> Record:
+        """The server's next state. In `total` Means arrive averaged and Eaches as {client: value}."""
+        return server  # type: ignore[no-any-return]
+
+    # What comes out
+
+    def global_weights(self, server: Any) -> Weights | None:
+        """The server's complete model, or None where every client keeps its own."""
+        return server.weights if self.shares == everything else None
+
+    def global_prototypes(self, server: Any) -> ClassTable | None:
+        """The server's class prototypes, or None where the method has none."""
+        return next((value for value in vars(server).values() if isinstance(value, ClassTable)), None)
+
+    def predict(self, net: Net, x: Tensor, at: At) -> Tensor:
+        """Class probabilities of a batch."""
+        return net(x).softmax(1)
+
+    # Verbs that depend on the knobs every method has
+
+    @property
+    def kind(self) -> Literal["global", "personal", "both"]:
+        """Whether the model is the server's, each client's own, or partly shared."""
+        if self.shares == everything:
+            return "global"
+        return "personal" if self.shares == nothing else "both"
+
+    @property
+    def keeps_notes(self) -> bool:
+        """Whether the trainer should keep the notes of the last epoch."""
+        return self.proto_pass == "last_epoch"
+
+    def weight(self, at: At) -> float:
+        """This client's weight in an average of weights."""
+        return float(at.size) if self.weighting == "samples" else 1.0
+
+    def observe(self, net: Net, x: Tensor, y: Tensor) -> Notes:
+        """What the method wants to know of every sample; prototypes are built from it."""
+        return {"h": net.features(x), "y": y}
+
+    def observations(self, net: Net, data: Samples, at: At) -> Notes:
+        """`observe` over the client's training set: in one clean pass, or as the last epoch saw it."""
+        if self.keeps_notes:
+            return at.notes
+        with torch.no_grad(), net.eval():
+            seen = [self.observe(net, x, y) for x, y in data.batches()]
+        return {key: torch.cat([notes[key] for notes in seen]) for key in seen[0]}
+
+    def refreshed(self, new: ClassTable, old: ClassTable) -> ClassTable:
+        """This round's prototypes, with those nobody sent kept from before or dropped."""
+        return new.or_else(old) if self.stale_protos == "keep" else new

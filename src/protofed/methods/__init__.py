@@ -1,0 +1,1 @@
+"""The papers, one file each, nothing else. `protofed.registry` imports them."""

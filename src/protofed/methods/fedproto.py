@@ -1,0 +1,122 @@
+"""FedProto: clients agree on class prototypes, in its personal form and with averaged models.
+
+Tan, Long, Liu, Zhou, Lu, Jiang, Zhang. FedProto: Federated Prototype Learning across Heterogeneous Clients. AAAI 2022.
+The form with averaged models is the one in the tables of FPL (CVPR 2023) and I2PFL.
+"""
+
+from typing import Any, Literal
+
+from torch import Tensor
+
+from protofed.method import At, Method, NonNegative, Notes, Samples, Terms, knob
+from protofed.models import nothing
+from protofed.models.net import Net
+from protofed.records import ClassTable, Mean, Record, Weights
+from protofed.registry import register
+from protofed.verbs import class_means, cross_entropy, nearest_prototype, pull
+
+
+class Prototypes(Record):
+    """Server state and broadcast of the personal form."""
+
+    G: ClassTable
+
+
+class ModelAndPrototypes(Record):
+    """Server state and broadcast of the form with averaged models."""
+
+    weights: Weights
+    G: ClassTable
+
+
+class PrototypeUpload(Record):
+    """The class means of one client."""
+
+    P: Mean[ClassTable]
+
+
+class ModelAndPrototypeUpload(Record):
+    """The model and the class means of one client."""
+
+    weights: Mean[Weights]
+    P: Mean[ClassTable]
+
+
+class _PrototypeAlignment(Method):
+    """What both forms have in common: the local objective and the local prototypes."""
+
+    paper = "Tan et al., FedProto: Federated Prototype Learning across Heterogeneous Clients, AAAI 2022"
+    readings = (
+        "Aggregation: the printed weights sum to 1 / (number of owners); the plain mean over owners is taken "
+        "(proto_weighting).",
+        "Alignment: the paper compares class means, the released code single samples; samples are compared "
+        "(align_reduction).",
+    )
+
+    lam: NonNegative = knob(1.0, "weight of the alignment with the global prototypes (0.1 on CIFAR-10)")
+    align_reduction: Literal["mse", "sq_l2"] = knob("mse", "mean over coordinates, or squared distance per sample")
+    proto_weighting: Literal["uniform", "count"] = knob("uniform", "owners of a class count equally or by samples")
+    inference: Literal["head", "nearest"] = knob("head", "predict with the head or by the nearest global prototype")
+
+    def loss(self, net: Net, x: Tensor, y: Tensor, at: At) -> tuple[Terms, Notes]:
+        """Cross-entropy and the distance of each sample to its class's global prototype."""
+        h = net.features(x)
+        return {
+            "ce": cross_entropy(net.head(h), y),
+            "align": self.lam * pull(h, at.down.G, y, self.align_reduction),  # L_R
+        }, {"h": h, "y": y}
+
+    def local_prototypes(self, net: Net, data: Samples, at: At) -> Mean[ClassTable]:
+        """P_i[k], the mean feature of each class."""
+        seen = self.observations(net, data, at)
+        P = class_means(seen["h"], seen["y"], at.classes)
+        return Mean(P, P.count if self.proto_weighting == "count" else 1.0)
+
+    def predict(self, net: Net, x: Tensor, at: At) -> Tensor:
+        """By the local head, or by the nearest prototype among the client's own classes."""
+        if self.inference == "head":
+            return net(x).softmax(1)
+        return nearest_prototype(net.features(x), at.down.G, at.held)
+
+
+@register("fedproto")
+class FedProto(_PrototypeAlignment):
+    """Clients keep their models and exchange nothing but class means, to which features are pulled."""
+
+    sends_up = "prototypes of the classes held, their counts"
+    sends_down = "global prototypes"
+    shares = nothing
+
+    def server_state(self, net: Net, at: At) -> Prototypes:
+        """No prototype yet."""
+        return Prototypes(net.empty_table())
+
+    def upload(self, net: Net, data: Samples, at: At) -> tuple[PrototypeUpload, Record]:
+        """The local prototypes."""
+        return PrototypeUpload(self.local_prototypes(net, data, at)), at.memory
+
+    def aggregate(self, server: Prototypes, total: Any, at: At) -> Prototypes:
+        """The mean over the clients that own the class."""
+        return Prototypes(self.refreshed(total.P, server.G))
+
+
+@register("fedproto_avg")
+class FedProtoAveraged(_PrototypeAlignment):
+    """FedProto's alignment on one global model, whose weights are averaged as in FedAvg."""
+
+    sends_up = "weights, sample count, prototypes of the classes held, their counts"
+    sends_down = "weights, global prototypes"
+
+    def server_state(self, net: Net, at: At) -> ModelAndPrototypes:
+        """The initial model, no prototype yet."""
+        return ModelAndPrototypes(net.pick(), net.empty_table())
+
+    def upload(self, net: Net, data: Samples, at: At) -> tuple[ModelAndPrototypeUpload, Record]:
+        """The trained model and its class means."""
+        return ModelAndPrototypeUpload(
+            Mean(net.pick(), self.weight(at)), self.local_prototypes(net, data, at)
+        ), at.memory
+
+    def aggregate(self, server: ModelAndPrototypes, total: Any, at: At) -> ModelAndPrototypes:
+        """Weights by samples, prototypes over their owners."""
+        return ModelAndPrototypes(total.weights, self.refreshed(total.P, server.G))

@@ -1,0 +1,43 @@
+"""Models as chains of named stages: building them by name, choosing their tensors, loading their weights."""
+
+from protofed.models import cnn, lenet, mlp, resnet  # reading them registers their models
+from protofed.models.catalog import (
+    ModelInfo,
+    OptionInfo,
+    build_model,
+    describe,
+    model_names,
+    register_model,
+    require_side,
+)
+from protofed.models.groups import Group, everything, features, head, normalisation, nothing, of_type, stage, tensors
+from protofed.models.split import ImageShape, Split
+from protofed.models.weights import Mismatch, WeightsReport, load_weights
+
+__all__ = [
+    "Group",
+    "ImageShape",
+    "Mismatch",
+    "ModelInfo",
+    "OptionInfo",
+    "Split",
+    "WeightsReport",
+    "build_model",
+    "cnn",
+    "describe",
+    "everything",
+    "features",
+    "head",
+    "lenet",
+    "load_weights",
+    "mlp",
+    "model_names",
+    "normalisation",
+    "nothing",
+    "of_type",
+    "register_model",
+    "require_side",
+    "resnet",
+    "stage",
+    "tensors",
+]

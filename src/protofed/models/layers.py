@@ -1,0 +1,16 @@
+"""Small building blocks that several models share."""
+
+from collections import OrderedDict
+
+from torch import nn
+
+
+def convolution(inputs: int, outputs: int, *, kernel: int, padding: int = 0) -> nn.Sequential:
+    """Convolution, ReLU, 2x2 max-pool."""
+    convolved = nn.Conv2d(inputs, outputs, kernel, padding=padding)
+    return nn.Sequential(OrderedDict(conv=convolved, relu=nn.ReLU(), pool=nn.MaxPool2d(2)))
+
+
+def dense(inputs: int, outputs: int) -> nn.Sequential:
+    """Fully connected layer on the flattened input, then ReLU."""
+    return nn.Sequential(OrderedDict(flatten=nn.Flatten(), linear=nn.Linear(inputs, outputs), relu=nn.ReLU()))

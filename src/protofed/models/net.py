@@ -1,0 +1,93 @@
+"""A model at given weights: all that a method ever sees of a network."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from protofed.models.groups import Group, everything, tensors
+from protofed.models.split import Split, evaluation_mode
+from protofed.records import ClassTable, Weights
+
+
+class Net:
+    """A `Split` with its weights bound in, so that a training step costs what it costs in plain PyTorch."""
+
+    def __init__(self, model: Split) -> None:
+        self.model = model
+        self._params = dict(model.named_parameters())
+        self._stats = {name: tensor for name, tensor in tensors(model).items() if name not in self._params}
+        self._names: dict[Group, frozenset[str]] = {}
+
+    @property
+    def classes(self) -> int:
+        """Number of classes the head tells apart."""
+        return self.model.classes
+
+    @property
+    def dim(self) -> int:
+        """Length of the feature vector."""
+        return self.model.dim
+
+    def features(self, x: Tensor, cut: str | None = None) -> Tensor:
+        """The features of a batch, at the model's own cut or after a named stage."""
+        return self.model.features(x, cut)
+
+    def head(self, h: Tensor, cut: str | None = None) -> Tensor:
+        """Logits from features taken at the same cut."""
+        return self.model.head(h, cut)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Logits of a batch."""
+        return self.head(self.features(x))
+
+    def names(self, group: Group) -> frozenset[str]:
+        """The names of the tensors in `group`, looked up once."""
+        if group not in self._names:
+            self._names[group] = group.names(self.model)
+        return self._names[group]
+
+    def params(self, group: Group = everything) -> dict[str, nn.Parameter]:
+        """The live learnable tensors of a group."""
+        return {name: param for name, param in self._params.items() if name in self.names(group)}
+
+    def pick(self, group: Group = everything) -> Weights:
+        """A copy of the tensors in `group` that later training does not change."""
+        names = self.names(group)
+        return Weights(
+            {name: param.detach().clone() for name, param in self._params.items() if name in names},
+            {name: stat.clone() for name, stat in self._stats.items() if name in names},
+        )
+
+    def empty_table(self) -> ClassTable:
+        """Prototypes for this model's features of which none exists yet."""
+        return ClassTable.empty(self.classes, self.dim, like=next(iter(self._params.values())).detach())
+
+    @torch.no_grad()
+    def load(self, weights: Weights) -> None:
+        """Overwrite the tensors that `weights` names; the others stay as they are."""
+        for name, value in weights.params.items():
+            self._params[name].copy_(value)
+        for name, value in weights.stats.items():
+            self._stats[name].copy_(value)
+
+    @contextmanager
+    def eval(self) -> Iterator[None]:
+        """Inside: evaluation mode. Afterwards every module is in the mode it had."""
+        with evaluation_mode(self.model):
+            yield
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """Inside: batch statistics are used, but the running ones do not move (a second look at the same batch)."""
+        norms = [module for module in self.model.modules() if isinstance(module, _NormBase)]
+        momenta = [norm.momentum for norm in norms]
+        for norm in norms:
+            norm.momentum = 0.0
+        try:
+            yield
+        finally:
+            for norm, momentum in zip(norms, momenta, strict=True):
+                norm.momentum = momentum

@@ -1,0 +1,150 @@
+"""Residual networks for small (cifar stem) and large (standard stem) images.
+
+Inside the stages the names are torchvision's, so its weight files fit once `conv1` and `bn1` are put under `stem`.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional
+
+from protofed.models.catalog import register_model
+from protofed.models.split import ImageShape, Split
+
+Width = Annotated[int, Field(ge=1, description="channels of the first stage; each later stage has twice as many")]
+Stem = Annotated[
+    Literal["cifar", "standard"],
+    Field(description="first convolution: 3x3 stride 1 (cifar) or 7x7 stride 2 (standard)"),
+]
+StemMaxpool = Annotated[
+    bool | None, Field(description="3x3 stride 2 max-pool after the stem; unset: with the standard stem only")
+]
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions around a shortcut."""
+
+    expansion = 1
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, width, 3, stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.downsample = _shortcut(inputs, width, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The block's output."""
+        h = functional.relu(self.bn1(self.conv1(x)))
+        h = self.bn2(self.conv2(h))
+        return functional.relu(h + self.downsample(x))
+
+
+class Bottleneck(nn.Module):
+    """1x1, 3x3 and 1x1 convolutions around a shortcut; the 3x3 one carries the stride, as in published weights."""
+
+    expansion = 4
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        outputs = width * self.expansion
+        self.conv1 = nn.Conv2d(inputs, width, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, stride, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv3 = nn.Conv2d(width, outputs, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(outputs)
+        self.downsample = _shortcut(inputs, outputs, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The block's output."""
+        h = functional.relu(self.bn1(self.conv1(x)))
+        h = functional.relu(self.bn2(self.conv2(h)))
+        h = self.bn3(self.conv3(h))
+        return functional.relu(h + self.downsample(x))
+
+
+@register_model("resnet10", description="ResNet-10 of basic blocks, features of length 8 x width")
+def resnet10(
+    image_shape: ImageShape,
+    classes: int,
+    *,
+    width: Width = 64,
+    stem: Stem = "cifar",
+    stem_maxpool: StemMaxpool = None,
+) -> Split:
+    """ResNet-10: one basic block in each stage."""
+    return _resnet(BasicBlock, (1, 1, 1, 1), image_shape, classes, width, stem, stem_maxpool)
+
+
+@register_model("resnet18", description="ResNet-18 of basic blocks, features of length 8 x width")
+def resnet18(
+    image_shape: ImageShape,
+    classes: int,
+    *,
+    width: Width = 64,
+    stem: Stem = "cifar",
+    stem_maxpool: StemMaxpool = None,
+) -> Split:
+    """ResNet-18: two basic blocks in each stage."""
+    return _resnet(BasicBlock, (2, 2, 2, 2), image_shape, classes, width, stem, stem_maxpool)
+
+
+@register_model("resnet50", description="ResNet-50 of bottleneck blocks, features of length 32 x width")
+def resnet50(
+    image_shape: ImageShape,
+    classes: int,
+    *,
+    width: Width = 64,
+    stem: Stem = "standard",
+    stem_maxpool: StemMaxpool = None,
+) -> Split:
+    """ResNet-50: 3, 4, 6 and 3 bottleneck blocks."""
+    return _resnet(Bottleneck, (3, 4, 6, 3), image_shape, classes, width, stem, stem_maxpool)
+
+
+def _resnet(
+    block: type[BasicBlock | Bottleneck],
+    depths: Sequence[int],
+    image_shape: ImageShape,
+    classes: int,
+    width: int,
+    stem: Literal["cifar", "standard"],
+    stem_maxpool: bool | None,
+) -> Split:
+    pooled = stem == "standard" if stem_maxpool is None else stem_maxpool
+    stages: dict[str, nn.Module] = {"stem": _stem(image_shape[0], width, stem, pooled)}
+    channels = width
+    for level, depth in enumerate(depths):
+        blocks = []
+        for position in range(depth):
+            stride = 2 if level > 0 and position == 0 else 1
+            blocks.append(block(channels, width * 2**level, stride))
+            channels = width * 2**level * block.expansion
+        stages[f"layer{level + 1}"] = nn.Sequential(*blocks)
+    stages["pool"] = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    stages["fc"] = nn.Linear(channels, classes)
+    model = Split(stages, cut="pool", dim=channels, classes=classes)
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    return model
+
+
+def _stem(inputs: int, width: int, kind: Literal["cifar", "standard"], pooled: bool) -> nn.Sequential:
+    kernel, stride = {"cifar": (3, 1), "standard": (7, 2)}[kind]
+    convolution = nn.Conv2d(inputs, width, kernel, stride, padding=kernel // 2, bias=False)
+    stem = nn.Sequential(OrderedDict(conv1=convolution, bn1=nn.BatchNorm2d(width), relu=nn.ReLU()))
+    if pooled:
+        stem.add_module("maxpool", nn.MaxPool2d(3, stride=2, padding=1))
+    return stem
+
+
+def _shortcut(inputs: int, outputs: int, stride: int) -> nn.Module:
+    if inputs == outputs and stride == 1:
+        return nn.Identity()
+    return nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))

@@ -1,0 +1,72 @@
+"""A classifier as a chain of named stages, cut into features and head."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from protofed.errors import UserError, unknown_name
+
+ImageShape = tuple[int, int, int]
+"""Channels, height, width."""
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Inside: evaluation mode. Afterwards every module is in the mode it had."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+class Split(nn.Sequential):
+    """Named stages run one after the other; the features are what comes out of the stage called `cut`."""
+
+    def __init__(
+        self, stages: Mapping[str, nn.Module] | Iterable[tuple[str, nn.Module]], *, cut: str, dim: int, classes: int
+    ) -> None:
+        super().__init__()
+        self.cut = cut
+        self.dim = dim
+        self.classes = classes
+        for name, stage in stages.items() if isinstance(stages, Mapping) else stages:
+            if hasattr(self, name):
+                raise UserError(f"stage name {name!r} is already taken; every stage needs a name of its own")
+            self.add_module(name, stage)
+        self._stages_until(cut)
+
+    @property
+    def stage_names(self) -> tuple[str, ...]:
+        """The stages in the order they run."""
+        return tuple(self._modules)
+
+    def features(self, x: Tensor, cut: str | None = None) -> Tensor:
+        """What comes out of stage `cut` (the model's own cut unless told)."""
+        for stage in list(self)[: self._stages_until(cut)]:
+            x = stage(x)
+        return x
+
+    def head(self, h: Tensor, cut: str | None = None) -> Tensor:
+        """Class scores from what came out of stage `cut`."""
+        for stage in list(self)[self._stages_until(cut) :]:
+            h = stage(h)
+        return h
+
+    def feature_shape(self, image_shape: ImageShape, cut: str | None = None) -> tuple[int, ...]:
+        """Shape of one image's features at `cut`; weights, statistics and training mode stay as they are."""
+        sample = next(self.parameters(), torch.empty(0))
+        with torch.no_grad(), evaluation_mode(self):
+            images = torch.zeros(1, *image_shape, dtype=sample.dtype, device=sample.device)
+            return tuple(self.features(images, cut).shape[1:])
+
+    def _stages_until(self, cut: str | None) -> int:
+        """How many stages run up to and including `cut`."""
+        name = self.cut if cut is None else cut
+        if name not in self._modules:
+            raise unknown_name("stage", name, self._modules)
+        return self.stage_names.index(name) + 1

@@ -1,0 +1,22 @@
+"""Typed messages and states, the one codec that carries them, and their exact bytes."""
+
+from protofed.records.codec import KINDS, Bytes, Message, decode, encode
+from protofed.records.tally import Tally
+from protofed.records.types import ClassTable, Each, Features, Mean, Nothing, Record, Weights, map_tensors
+
+__all__ = [
+    "KINDS",
+    "Bytes",
+    "ClassTable",
+    "Each",
+    "Features",
+    "Mean",
+    "Message",
+    "Nothing",
+    "Record",
+    "Tally",
+    "Weights",
+    "decode",
+    "encode",
+    "map_tensors",
+]

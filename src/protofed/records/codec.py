@@ -1,0 +1,178 @@
+"""One codec for every engine: a record as safetensors bytes, and back against a template that says what is expected.
+
+What is encoded is a valid safetensors file; its header carries a checksum over the names, types, shapes and values,
+so a damaged message is refused and never half-used. The number of bytes reported is the length of what is encoded.
+"""
+
+import json
+import struct
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import save
+from safetensors.torch import load
+from torch import Tensor
+
+from protofed.errors import BadMessage
+from protofed.records.types import Record
+
+R = TypeVar("R", bound=Record)
+
+KINDS = ("weights", "prototypes", "features", "other")
+
+_TYPES: dict[torch.dtype, str] = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+_LARGEST_HEADER = 16 * 2**20
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """Bytes by kind; headers, running statistics and sample counts are `other`."""
+
+    weights: int = 0
+    prototypes: int = 0
+    features: int = 0
+    other: int = 0
+
+    @property
+    def total(self) -> int:
+        """Exactly the length of what was encoded."""
+        return self.weights + self.prototypes + self.features + self.other
+
+    def __add__(self, more: "Bytes") -> "Bytes":
+        return Bytes(*(getattr(self, kind) + getattr(more, kind) for kind in KINDS))
+
+    def as_dict(self) -> dict[str, int]:
+        """The contract's form, with the total."""
+        return {**asdict(self), "total": self.total}
+
+
+@dataclass(frozen=True)
+class Message:
+    """An encoded record and what its bytes are."""
+
+    blob: bytes
+    size: Bytes
+
+
+def encode(record: Record, sender: str) -> Message:
+    """The record as bytes; a value that is not finite is refused in the name of the sender."""
+    arrays: dict[str, NDArray[Any]] = {}
+    by_kind = dict.fromkeys(KINDS, 0)
+    for name, tensor, kind in _leaves(record):
+        _refuse_not_finite(tensor, name, sender)
+        # ascontiguousarray would turn a scalar into a vector of one.
+        arrays[name] = np.asarray(tensor.detach().cpu().numpy(), order="C")
+        by_kind[kind] += arrays[name].nbytes
+    blob = save(arrays, {"check": _checksum(arrays)})
+    by_kind["other"] += len(blob) - sum(by_kind.values())
+    return Message(blob, Bytes(**by_kind))
+
+
+def decode(blob: bytes, like: R, sender: str) -> R:
+    """The record in `blob`, which must have the structure of `like`; anything else is refused by name."""
+    tensors = _parse(blob, sender)
+    record = _rebuild(like, tensors, "", sender)
+    if tensors:
+        raise BadMessage(f"{sender}: unexpected field {sorted(tensors)[0]!r} in a {type(like).__name__} message")
+    return record  # type: ignore[no-any-return]
+
+
+def _leaves(value: Any, path: str = "", kind: str = "other") -> Iterator[tuple[str, Tensor, str]]:
+    """Every tensor below `value` with its path and the kind it is counted as."""
+    if isinstance(value, Tensor):
+        yield path, value, kind
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _leaves(item, _below(path, key), kind)
+    elif isinstance(value, Record):
+        kinds = {entry.name: entry.metadata.get("kind", kind) for entry in fields(value)}  # type: ignore[arg-type]
+        for name, item in value.to_wire().items():
+            yield from _leaves(item, _below(path, name), kinds[name])
+
+
+def _below(path: str, name: str) -> str:
+    return f"{path}/{name}" if path else name
+
+
+def _checksum(arrays: Mapping[str, NDArray[Any]]) -> str:
+    """A CRC over everything that has a meaning, in an order that does not depend on the layout of the file."""
+    check = 0
+    for name in sorted(arrays):
+        array = arrays[name]
+        check = zlib.crc32(f"{name}:{array.dtype.name}:{array.shape}".encode(), check)
+        check = zlib.crc32(array.reshape(-1).view(np.uint8).data, check)
+    return f"{check:08x}"
+
+
+def _parse(blob: bytes, sender: str) -> dict[str, Tensor]:
+    """The tensors in `blob`, after its header, its layout and its checksum have been verified."""
+    try:
+        (length,) = struct.unpack_from("<Q", blob)
+        if length > min(len(blob) - 8, _LARGEST_HEADER):
+            raise ValueError("the header is longer than the message")
+        promised = json.loads(blob[8 : 8 + length])["__metadata__"]["check"]
+        tensors = load(blob)
+    except (struct.error, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
+        raise BadMessage(f"{sender}: the message cannot be read ({error})") from None
+    strange = [name for name, tensor in tensors.items() if tensor.dtype not in _TYPES]
+    if strange:
+        raise BadMessage(f"{sender}: field {strange[0]!r} has a type that is never sent")
+    if _checksum({name: tensor.numpy() for name, tensor in tensors.items()}) != promised:
+        raise BadMessage(f"{sender}: the message is corrupted (its checksum does not match)")
+    return tensors
+
+
+def _rebuild(like: Any, tensors: dict[str, Tensor], path: str, sender: str, free_rows: bool = False) -> Any:
+    """A value of the structure of `like`, taking its tensors out of `tensors`."""
+    if isinstance(like, Tensor):
+        return _fitting(tensors, path, like, sender, free_rows)
+    if isinstance(like, dict):
+        return {key: _rebuild(item, tensors, _below(path, key), sender) for key, item in like.items()}
+    if isinstance(like, Record):
+        parts = {
+            name: _rebuild(item, tensors, _below(path, name), sender, name in like.free_rows)
+            for name, item in like.to_wire().items()
+        }
+        try:
+            return like.from_wire(parts)
+        except ValueError as error:
+            raise BadMessage(f"{sender}: field {path}/{error}") from None
+    return like
+
+
+def _fitting(tensors: dict[str, Tensor], path: str, like: Tensor, sender: str, free_rows: bool) -> Tensor:
+    """The tensor at `path`, which must have the type and shape of `like` and be finite."""
+    tensor = tensors.pop(path, None)
+    if tensor is None:
+        raise BadMessage(f"{sender}: field {path!r} is missing")
+    if tensor.dtype != like.dtype:
+        raise BadMessage(f"{sender}: field {path!r} has type {_TYPES[tensor.dtype]}, expected {_TYPES[like.dtype]}")
+    skip = 1 if free_rows else 0
+    if tensor.ndim != like.ndim or tensor.shape[skip:] != like.shape[skip:]:
+        raise BadMessage(f"{sender}: field {path!r} has shape {_shape(tensor)}, expected {_shape(like, free_rows)}")
+    _refuse_not_finite(tensor, path, sender)
+    return tensor
+
+
+def _shape(tensor: Tensor, free_rows: bool = False) -> str:
+    sizes = [str(size) for size in tensor.shape]
+    return "x".join(["any", *sizes[1:]] if free_rows else sizes) or "scalar"
+
+
+def _refuse_not_finite(tensor: Tensor, name: str, sender: str) -> None:
+    if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        raise BadMessage(f"{sender}: field {name!r} holds values that are not finite")

@@ -1,0 +1,150 @@
+"""What may travel or be remembered: frozen records whose leaves are tensors.
+
+A field of a record is a tensor, another record, a dictionary of either (keyed by tensor name or client), or a plain
+number or string that both sides know already and that therefore never travels.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, Generic, TypeVar, dataclass_transform
+
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+def _travels_as(kind: str) -> Any:
+    """A field whose bytes are counted under `kind`; every other field inherits the kind of what holds it."""
+    return field(metadata={"kind": kind})
+
+
+@dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(field, _travels_as))
+class Record:
+    """Base of every message and state: subclasses are frozen dataclasses without writing so."""
+
+    #: Fields whose first dimension may differ between two records of the same structure.
+    free_rows: ClassVar[frozenset[str]] = frozenset()
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        dataclass(frozen=True, eq=False)(cls)
+
+    def to_wire(self) -> dict[str, Any]:
+        """The fields as they are encoded; a record that is sparse on the wire overrides this and `from_wire`."""
+        return {entry.name: getattr(self, entry.name) for entry in fields(self)}  # type: ignore[arg-type]
+
+    def from_wire(self, parts: dict[str, Any]) -> "Record":
+        """A record like this one with the given fields; raises ValueError where they contradict each other."""
+        return replace(self, **parts)  # type: ignore[type-var]
+
+
+class Nothing(Record):
+    """The empty record: a client without memory, a method that sends nothing."""
+
+
+class Weights(Record):
+    """A model's tensors by name: what is learnt, and the running statistics. Integer counters never travel."""
+
+    params: dict[str, Tensor] = _travels_as("weights")
+    stats: dict[str, Tensor] = _travels_as("other")
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Both kinds in one dictionary, ready to be loaded into a model."""
+        return {**self.params, **self.stats}
+
+
+class ClassTable(Record):
+    """One row per class: prototypes. `count[k] == 0` means that nobody holds class k; its row is zero.
+
+    Dense in memory, so that a loss may index it by label; on the wire only the rows that are held travel.
+    """
+
+    free_rows = frozenset({"rows"})
+
+    rows: Tensor = _travels_as("prototypes")  # [C, d]
+    count: Tensor = _travels_as("other")  # [C]
+
+    @classmethod
+    def empty(cls, classes: int, dim: int, like: Tensor) -> "ClassTable":
+        """A table in which no class is held, with the type and device of `like`."""
+        return cls(like.new_zeros(classes, dim), like.new_zeros(classes))
+
+    @property
+    def held(self) -> Tensor:
+        """Which classes have a row, [C] booleans."""
+        return self.count > 0
+
+    def or_else(self, other: "ClassTable") -> "ClassTable":
+        """This table, with the classes it lacks taken from `other`."""
+        held = self.held
+        return ClassTable(torch.where(held[:, None], self.rows, other.rows), torch.where(held, self.count, other.count))
+
+    def to_wire(self) -> dict[str, Any]:
+        """Only the rows that are held."""
+        return {"rows": self.rows[self.held], "count": self.count}
+
+    def from_wire(self, parts: dict[str, Any]) -> "ClassTable":
+        """Dense again; the rows must be as many as the counts promise."""
+        rows, count = parts["rows"], parts["count"]
+        if (count < 0).any():
+            raise ValueError("count: a class is held a negative number of times")
+        held = count > 0
+        if len(rows) != int(held.sum()):
+            raise ValueError(f"rows: {len(rows)} rows for {int(held.sum())} held classes")
+        dense = rows.new_zeros(len(count), *rows.shape[1:])
+        dense[held] = rows
+        return ClassTable(dense, count)
+
+
+class Features(Record):
+    """Embeddings of single samples with their labels; as many as the sender chose."""
+
+    free_rows = frozenset({"rows", "labels"})
+
+    rows: Tensor = _travels_as("features")  # [m, ...]
+    labels: Tensor = _travels_as("other")  # [m]
+    classes: int = 0
+
+    def from_wire(self, parts: dict[str, Any]) -> "Features":
+        """One label per row, each of a class that exists."""
+        rows, labels = parts["rows"], parts["labels"]
+        if len(rows) != len(labels):
+            raise ValueError(f"labels: {len(labels)} labels for {len(rows)} rows")
+        if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < self.classes:
+            raise ValueError(f"labels: outside 0..{self.classes - 1}")
+        return Features(rows, labels, self.classes)
+
+
+class Mean(Record, Generic[T]):
+    """An upload field the server sees only as the weighted mean over clients.
+
+    The weight is a number, or for a `ClassTable` one number per class. A class that a client lacks has weight 0 there,
+    so `Mean(table, 1.0)` is the plain mean over the owners of each class and `Mean(table, table.count)` the mean
+    over their samples.
+    """
+
+    value: T
+    weight: Any = _travels_as("other")
+
+    def to_wire(self) -> dict[str, Any]:
+        """The weight as a tensor: a number would count as known to both sides and stay at home."""
+        return {"value": self.value, "weight": torch.as_tensor(self.weight, dtype=torch.float64)}
+
+
+class Each(Record, Generic[T]):
+    """An upload field the server receives client by client, as {client: value}."""
+
+    value: T
+
+
+def map_tensors(value: T, change: Callable[[Tensor], Tensor]) -> T:
+    """The same structure with every tensor replaced by `change(tensor)`."""
+    if isinstance(value, Tensor):
+        return change(value)  # type: ignore[return-value]
+    if isinstance(value, dict):
+        return {key: map_tensors(item, change) for key, item in value.items()}  # type: ignore[return-value]
+    if isinstance(value, Record):
+        parts = {entry.name: map_tensors(getattr(value, entry.name), change) for entry in fields(value)}  # type: ignore[arg-type]
+        return replace(value, **parts)  # type: ignore[type-var]
+    return value

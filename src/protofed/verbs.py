@@ -1,0 +1,132 @@
+"""The words method files are written in. Pure tensor functions; "client lacks class k" is a zero count.
+
+Formulas in the comments use the papers' letters: h features [n, d], y labels [n], k classes.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from scipy.sparse import coo_matrix
+from scipy.sparse.csgraph import connected_components
+from scipy.special import betaincinv
+from torch import Tensor
+from torch.nn import functional
+
+from protofed.records import ClassTable
+
+cross_entropy = functional.cross_entropy
+
+_NEVER = -1e9
+"""A logit whose probability is zero; minus infinity would make the gradient of an all-masked row undefined."""
+
+
+def cosine(h: Tensor, rows: Tensor) -> Tensor:
+    """Cosine similarity of every h with every row, [n, m]."""
+    return functional.normalize(h, dim=1, eps=1e-8) @ functional.normalize(rows, dim=1, eps=1e-8).T
+
+
+def membership(y: Tensor, classes: int, like: Tensor) -> Tensor:
+    """One-hot labels as numbers of the type of `like`, [n, C]; unlike `F.one_hot` it can be vectorised."""
+    return (y[:, None] == torch.arange(classes, device=y.device)).to(like.dtype)
+
+
+def class_means(h: Tensor, y: Tensor, classes: int, weight: Tensor | None = None) -> ClassTable:
+    """Mean of h per class, weighted by `weight` per sample where given; the counts are the samples."""
+    member = membership(y, classes, h)  # [n, C]
+    count = member.sum(0)
+    share = member if weight is None else member * weight[:, None]
+    mass = share.sum(0)
+    return ClassTable((share.T @ h) / torch.where(mass > 0, mass, 1.0)[:, None], count)
+
+
+def pull(h: Tensor, targets: ClassTable, y: Tensor, reduction: str = "mse", missing: str = "skip") -> Tensor:
+    """Distance of each h to the prototype of its class.
+
+    `mse`: mean over all samples and coordinates; a sample whose class has no prototype adds 0 and is counted.
+    `sq_l2`: mean over the samples that have a prototype of the squared distance.
+    `missing="zero"` takes the zero vector for a missing prototype instead of leaving the sample out.
+    """
+    difference = h - targets.rows[y]
+    valid = torch.ones_like(y, dtype=h.dtype) if missing == "zero" else targets.held[y].to(h.dtype)
+    squared = (difference * valid[:, None]).pow(2)
+    if reduction == "mse":
+        return squared.mean()
+    return squared.sum() / valid.sum().clamp(min=1)
+
+
+def info_nce(h: Tensor, prototypes: ClassTable, y: Tensor, tau: float) -> Tensor:
+    """-log softmax of cos(h, prototype) / tau at the own class, over the classes that have a prototype.
+
+    Mean over the samples whose class has one; exactly zero where there is none.
+    """
+    logits = (cosine(h, prototypes.rows) / tau).masked_fill(~prototypes.held, _NEVER)
+    own = logits.log_softmax(1).gather(1, y[:, None])[:, 0]
+    valid = prototypes.held[y].to(h.dtype)
+    return -(own * valid).sum() / valid.sum().clamp(min=1)
+
+
+def nearest_prototype(h: Tensor, prototypes: ClassTable, held: Tensor) -> Tensor:
+    """Probabilities from the mean squared distance to the prototypes of the classes in `held`, [n, C].
+
+    Where no class has both a sample and a prototype, every class is as likely as any other.
+    """
+    distance = (h[:, None, :] - prototypes.rows).pow(2).mean(2)
+    return (-distance).masked_fill(~(prototypes.held & (held > 0)), _NEVER).softmax(1)
+
+
+def stack_tables(tables: Iterable[ClassTable]) -> tuple[Tensor, Tensor]:
+    """The clients' prototypes side by side: rows [M, C, d] and counts [M, C]."""
+    listed = list(tables)
+    return torch.stack([table.rows for table in listed]), torch.stack([table.count for table in listed])
+
+
+def ema(new: ClassTable, old: ClassTable, share_of_new: float) -> ClassTable:
+    """share x new + (1 - share) x old where both exist; otherwise `new`, never a mix with nothing."""
+    both = (new.held & old.held)[:, None]
+    return ClassTable(torch.where(both, share_of_new * new.rows + (1 - share_of_new) * old.rows, new.rows), new.count)
+
+
+def beta_draw(alpha: float, size: int, rng: torch.Generator) -> Tensor:
+    """Samples of Beta(alpha, alpha), by inversion so that they come from the given generator."""
+    uniform = torch.rand(size, generator=rng, dtype=torch.float64)
+    return torch.from_numpy(np.asarray(betaincinv(alpha, alpha, uniform.numpy())))
+
+
+def finch(vectors: Tensor) -> list[Tensor]:
+    """First-neighbour clustering by cosine (Sarfraz et al., CVPR 2019): label vectors, finest partition first.
+
+    Each vector is linked with its nearest other one; connected components are clusters, replaced by the mean of their
+    original vectors, until one more level would leave a single cluster or merge nothing. That level is discarded
+    unless it is the first.
+    """
+    labels = torch.arange(len(vectors))
+    partitions: list[Tensor] = []
+    centres = vectors
+    while len(centres) > 1:
+        merged = _first_neighbour_components(centres)[labels]
+        clusters = int(merged.max()) + 1
+        if partitions and clusters in (1, len(centres)):
+            break
+        labels = merged
+        partitions.append(labels)
+        if clusters == 1:
+            break
+        centres = class_means(vectors, labels, clusters).rows
+    return partitions or [labels]
+
+
+def _first_neighbour_components(vectors: Tensor) -> Tensor:
+    """Labels of the components when every vector is linked with its nearest other one (ties: lowest index)."""
+    similarity = cosine(vectors.double(), vectors.double())
+    similarity.fill_diagonal_(-torch.inf)
+    neighbour = similarity.numpy().argmax(1)  # numpy promises the lowest index among equals
+    size = len(vectors)
+    links = coo_matrix((np.ones(size), (np.arange(size), neighbour)), shape=(size, size))
+    return torch.from_numpy(connected_components(links, directed=False)[1]).long()
+
+
+def finch_centres(vectors: Tensor) -> Tensor:
+    """Plain means of the clusters of FINCH's coarsest partition, [clusters, d]."""
+    labels = finch(vectors)[-1]
+    return class_means(vectors, labels, int(labels.max()) + 1).rows
