@@ -66,12 +66,20 @@ class Step:
     loss: str = "loss"
     trains: Group = everything
     lr: float | None = None
+    """None: the run's own, as with momentum."""
+    momentum: float | None = None
+    clip: float | None = None
+    """Largest norm of the gradient."""
 
 
 class Samples(Protocol):
     """A client's training samples, clean (not augmented) and in order."""
 
     y: Tensor
+
+    @property
+    def validation(self) -> "Samples | None":
+        """The part of the client's own training data that is kept from training, where the run has one."""
 
     def batches(self, size: int = ...) -> Iterator[tuple[Tensor, Tensor]]:
         """Images and labels, batch by batch."""
@@ -104,6 +112,10 @@ class At:
     """This step's chance, as `draw` made it."""
     notes: Notes = field(default_factory=dict)
     """What the loss asked to keep, over the whole last epoch."""
+    taken: int = 0
+    """In `upload`: optimiser steps done."""
+    reach: float | None = None
+    """In `upload`: how far a unit gradient would have moved a weight (lr x a_i); None under Adam."""
 
     @property
     def rounds(self) -> int:
@@ -142,9 +154,10 @@ class Method:
     presets: ClassVar[Mapping[str, Mapping[str, object]]] = {}
     """Named sets of hyper-parameters, such as a paper's values for one data set."""
 
-    shares: ClassVar[Group] = everything
-    """What of the model is loaded from `down.weights`; the rest stays private to the client."""
-    steps: ClassVar[tuple[Step, ...]] = (Step(),)
+    pools_data: ClassVar[bool] = False
+    """One client holds everybody's data and nothing travels (the upper bound)."""
+    validation_share: ClassVar[float] = 0.0
+    """Part of each client's training data kept for validation unless the user says otherwise."""
 
     weighting: Literal["samples", "uniform"] = knob("samples", "weight of a client in averages of weights")
     proto_pass: Literal["extra_eval", "last_epoch"] = knob(
@@ -157,6 +170,23 @@ class Method:
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         dataclass(frozen=True, kw_only=True)(cls)
+
+    # What travels and what is trained; a class attribute of the same name will do
+
+    @property
+    def shares(self) -> Group:
+        """What of the model travels, as `weights` in broadcast and upload; the rest is private to the client."""
+        return everything
+
+    @property
+    def loads(self) -> Group:
+        """What of the broadcast replaces the client's own weights when a round begins."""
+        return self.shares
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """The optimiser steps on each batch, in order."""
+        return (Step(),)
 
     # What is built before the first round
 

@@ -69,7 +69,7 @@ def knobs(cls: type[Method]) -> list[Knob]:
     hints = get_type_hints(cls, include_extras=True)
     shared = {entry.name for entry in fields(Method)}
     listed = [
-        Knob(entry.name, _values(hints[entry.name]), entry.default, entry.metadata.get("description", ""))
+        Knob(entry.name, in_words(hints[entry.name]), entry.default, entry.metadata.get("description", ""))
         for entry in fields(cls)
     ]
     return sorted(listed, key=lambda item: item.name in shared)
@@ -129,20 +129,20 @@ def _checked(name: str, value: object, hint: Any) -> object:
     try:
         return TypeAdapter(hint).validate_python(value)
     except ValidationError:
-        raise UserError(f"{name}={value} is not valid; {name} takes {_values(hint)}") from None
+        raise UserError(f"{name}={value} is not valid; {name} takes {in_words(hint)}") from None
 
 
-def _values(hint: Any) -> str:
-    """What a knob takes, in words a user can type."""
+def in_words(hint: Any) -> str:
+    """What a setting of this type takes, in words a user can type."""
     if get_origin(hint) is Annotated:
         base, *constraints = get_args(hint)
         bounds = [part for item in constraints for part in getattr(item, "metadata", ())]
         texts = [f"{sign} {getattr(b, key)}" for b in bounds for key, sign in _SIGNS.items() if hasattr(b, key)]
-        return " ".join([_values(base), " and ".join(texts)]).strip()
+        return " ".join([in_words(base), " and ".join(texts)]).strip()
     choices = get_args(hint)
     if choices:
         return "|".join(str(choice) for choice in choices)
-    return {bool: "on|off", int: "a whole number", float: "a number"}.get(hint, str(hint))
+    return {bool: "on|off", int: "a whole number", float: "a number", str: "a text"}.get(hint, str(hint))
 
 
 _SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}

@@ -233,6 +233,12 @@ def test_the_default_minimum_scales_with_the_set():
         assert min(len(part) for part in partition.train.values()) >= 100
 
 
+def test_many_clients_get_a_dirichlet_share_each():
+    partition = make_partition(dataset(classes=10, cifar=10_000), "dirichlet=0.3,clients=200", seed=0, holdout=0)
+    assert len(partition.clients) == 200
+    assert min(len(part) for part in partition.train.values()) >= 5
+
+
 def test_rows():
     rows = make_partition(DATA, "iid=2", seed=0).rows(DATA.pooled_labels(), DATA.classes)
     assert list(rows[0]) == ["client", "domain", "train", "holdout", "classes", "a", "b", "c", "d"]
@@ -275,6 +281,7 @@ def test_rows():
         (None, {"fraction": 0.5, "samples_per_client": 5}, "not both"),
         (None, {"samples_per_client": 0}, "whole number of at least 1"),
         ("iid=4", {"holdout": 1}, "below 1"),
+        ("iid=4", {"ensure_all_classes": True}, "needs a domain protocol"),
     ],
 )
 def test_mistakes_get_one_line(protocol, options, line):

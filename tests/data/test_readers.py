@@ -219,6 +219,12 @@ def test_mixed_modes_and_sizes(tmp_path):
     assert read_images([grey])[0].shape == (1, 1, 10, 10)
 
 
+def test_floating_point_images_are_refused(tmp_path):
+    path = write_image(tmp_path / "float.tif", np.ones((8, 8), dtype=np.float32))
+    with pytest.raises(UserError, match="floating-point"):
+        read_images([path])
+
+
 def test_large_images_of_mixed_sizes_are_bounded(tmp_path):
     paths = [write_image(tmp_path / f"{side}.png", noise(side, 2 * side)) for side in (300, 302)]
     assert read_images(paths)[0].shape == (2, 1, 128, 256)

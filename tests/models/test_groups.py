@@ -14,7 +14,7 @@ from protofed.models import (
     normalisation,
     nothing,
     of_type,
-    stage,
+    part,
     tensors,
 )
 from protofed.models.resnet import Bottleneck
@@ -68,22 +68,22 @@ def test_sides_of_the_cut(resnet50: Split, lenet: Split) -> None:
 
 
 def test_stages(resnet50: Split, lenet: Split) -> None:
-    assert stage("fc").names(resnet50) == head.names(resnet50)
-    assert stage("fc").names(lenet) == {"fc.weight", "fc.bias"}
-    assert stage("conv1", "fc").names(lenet) == {"conv1.conv.weight", "conv1.conv.bias", "fc.weight", "fc.bias"}
-    with pytest.raises(UserError, match="unknown stage 'layer5'; did you mean"):
-        stage("layer5").names(resnet50)
+    assert part("fc").names(resnet50) == head.names(resnet50)
+    assert part("fc").names(lenet) == {"fc.weight", "fc.bias"}
+    assert part("conv1", "fc").names(lenet) == {"conv1.conv.weight", "conv1.conv.bias", "fc.weight", "fc.bias"}
+    with pytest.raises(UserError, match="unknown part of the model 'layer5'; did you mean"):
+        part("layer5").names(resnet50)
 
 
 def test_modules_inside_those_of_a_type_belong_to_it(resnet50: Split) -> None:
-    assert of_type(Bottleneck).names(resnet50) == stage("layer1", "layer2", "layer3", "layer4").names(resnet50)
+    assert of_type(Bottleneck).names(resnet50) == part("layer1", "layer2", "layer3", "layer4").names(resnet50)
     assert of_type(Split).names(resnet50) == everything.names(resnet50)
     assert of_type(nn.Linear).names(resnet50) == head.names(resnet50)
 
 
 def test_stages_are_found_inside_a_larger_model(lenet: Split) -> None:
     larger = nn.ModuleDict({"base": lenet, "generator": nn.Linear(2, 2)})
-    assert stage("fc").names(larger) == {"base.fc.weight", "base.fc.bias"}
+    assert part("fc").names(larger) == {"base.fc.weight", "base.fc.bias"}
     assert head.names(larger) == {f"base.{name}" for name in head.names(lenet)}
     with pytest.raises(UserError, match="head needs a model with named stages"):
         head.names(nn.Linear(2, 2))
@@ -95,7 +95,7 @@ def test_stages_are_found_inside_a_larger_model(lenet: Split) -> None:
         (everything - normalisation, "everything - normalisation"),
         (everything - (features + nothing), "everything - (features + nothing)"),
         (everything - features - head, "everything - features - head"),
-        (stage("layer1", "fc") + of_type(nn.Linear, nn.Conv2d), "stage(layer1, fc) + of_type(Linear, Conv2d)"),
+        (part("layer1", "fc") + of_type(nn.Linear, nn.Conv2d), "part(layer1, fc) + of_type(Linear, Conv2d)"),
     ],
 )
 def test_groups_read_as_written_and_travel(group: Group, text: str) -> None:

@@ -128,5 +128,5 @@ def test_unknown_cut_is_named() -> None:
 
 @pytest.mark.parametrize("taken", ["a", "head", "cut"])
 def test_stage_names_must_be_free(taken: str) -> None:
-    with pytest.raises(UserError, match=f"stage name '{taken}' is already taken"):
+    with pytest.raises(UserError, match=f"the name '{taken}' is already taken"):
         Split([("a", nn.Identity()), (taken, nn.Identity())], cut="a", dim=1, classes=1)

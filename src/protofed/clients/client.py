@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from protofed.clients.jobs import Evaluate, Failed, Job, Result, Score, Train, Trained
-from protofed.clients.optimizers import current_state, make_optimizers, restore_state
+from protofed.clients.optimizers import kept_state, make_optimizers, restore_state
 from protofed.clients.rehearsal import Templates
 from protofed.clients.setting import Setting
 from protofed.clients.store import ClientState, ClientStore
@@ -43,17 +43,15 @@ class ClientSide:
         at = replace(setting.at(job.round, job.client), down=down, memory=state.memory, start=net.pick())
         samples = setting.samples(job.client)
         optimizers = make_optimizers(method, net, setting.plan, at.lr)
-        restore_state(optimizers, state.optimizer, method, net, setting.plan)
+        restore_state(method, optimizers, state.optimizer)
         learnt = train(method, net, samples, at, optimizers)
         # A client whose only batch was skipped has seen nothing; a clean look stands in for it.
         notes = learnt.notes or self._clean_notes(at)
-        upload, memory = method.upload(net, samples, replace(at, notes=notes))
+        done = replace(at, notes=notes, taken=optimizers[0].taken, reach=optimizers[0].reach)
+        upload, memory = method.upload(net, samples, done)
         sent = encode(upload, job.client)
-        self._store.propose(
-            job.client,
-            job.round,
-            ClientState(net.pick(), memory, current_state(optimizers, method, net, setting.plan)),
-        )
+        state = ClientState(net.pick(), memory, kept_state(method, optimizers))
+        self._store.propose(job.client, job.round, state)
         return Trained(sent.blob, sent.size, learnt.loss, learnt.samples)
 
     def _clean_notes(self, at: At) -> dict[str, torch.Tensor]:
@@ -95,6 +93,7 @@ class ClientSide:
         """Load a client's own weights, and over them what it shares as it was broadcast."""
         state = self._store.read(client, round, self._templates.client) or self._templates.client
         self._net.load(state.model)
-        if down is not None and self._setting.method.shares != nothing:
-            self._net.load(down.weights)
+        loads = self._setting.method.loads
+        if down is not None and loads != nothing:
+            self._net.load(down.weights, loads)
         return state

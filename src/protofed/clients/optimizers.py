@@ -1,66 +1,152 @@
-"""Local optimisers, and their state as plain tensors so that it can be kept between rounds."""
+"""Local optimisers over named parameters, whose state is plain tensors so that it can be kept between rounds.
 
-from collections.abc import Mapping
+The arithmetic is that of `torch.optim.SGD` and `torch.optim.Adam` (tested against them); `torch._foreach_*` updates
+all parameters in a few calls.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Adam, Optimizer
 
-from protofed.method import Method, Plan
+from protofed.method import Method, Plan, Step
 from protofed.models.net import Net
 
-_SLOTS = {"sgd": ("momentum_buffer",), "adam": ("exp_avg", "exp_avg_sq", "step")}
+State = dict[str, Tensor]
 
 
-def make_optimizers(method: Method, net: Net, plan: Plan, lr: float) -> list[Optimizer]:
+class LocalOptimizer:
+    """Follows one step of a method. It counts its steps, and how far a unit gradient would have moved a weight."""
+
+    slots: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, params: Mapping[str, nn.Parameter], plan: Plan, step: Step, lr: float) -> None:
+        self.names = list(params)
+        self.params = list(params.values())
+        self.lr = lr if step.lr is None else step.lr
+        self.momentum = plan.momentum if step.momentum is None else step.momentum
+        self.weight_decay = plan.weight_decay
+        self.clip = step.clip
+        self.taken = 0
+        self._kept = {slot: [torch.zeros_like(param.detach()) for param in self.params] for slot in self.slots}
+
+    @property
+    def reach(self) -> float | None:
+        """The path of a unit gradient over the steps taken, or None where there is no such thing."""
+        return None
+
+    def step(self, loss: Tensor) -> None:
+        """One step down the loss; a parameter the loss does not depend on stays where it is."""
+        found = torch.autograd.grad(loss, self.params, allow_unused=True)
+        used = [index for index, gradient in enumerate(found) if gradient is not None]
+        gradients = [gradient for gradient in found if gradient is not None]
+        params = [self.params[index].detach() for index in used]
+        kept = [[tensors[index] for index in used] for tensors in self._kept.values()]
+        if self.clip is not None:
+            _clip(gradients, self.clip)
+        self.taken += 1
+        if self.weight_decay:
+            gradients = list(torch._foreach_add(gradients, params, alpha=self.weight_decay))
+        self._update(params, gradients, kept)
+
+    def _update(self, params: list[Tensor], gradients: list[Tensor], kept: list[list[Tensor]]) -> None:
+        raise TypeError(f"{type(self).__name__} must define _update")
+
+    def state(self) -> State:
+        """What must be kept to continue later as if nothing had happened in between."""
+        return {
+            f"{slot}/{name}": tensor.clone()
+            for slot, tensors in self._kept.items()
+            for name, tensor in zip(self.names, tensors, strict=True)
+        }
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from a kept state."""
+        for slot in self.slots:
+            self._kept[slot] = [state[f"{slot}/{name}"].clone() for name in self.names]
+
+
+class Sgd(LocalOptimizer):
+    """Stochastic gradient descent with momentum."""
+
+    slots = ("momentum",)
+
+    def __init__(self, params: Mapping[str, nn.Parameter], plan: Plan, step: Step, lr: float) -> None:
+        super().__init__(params, plan, step, lr)
+        self._stride = self._reach = 0.0
+
+    @property
+    def reach(self) -> float:
+        """lr x a_i of FedNova: steps, each counted as often as momentum repeats it."""
+        return self.lr * self._reach
+
+    def _update(self, params: list[Tensor], gradients: list[Tensor], kept: list[list[Tensor]]) -> None:
+        self._stride = self.momentum * self._stride + 1
+        self._reach += self._stride
+        if self.momentum:
+            velocities = kept[0]
+            torch._foreach_mul_(velocities, self.momentum)
+            torch._foreach_add_(velocities, gradients)
+            gradients = velocities
+        torch._foreach_add_(params, gradients, alpha=-self.lr)
+
+
+class Adam(LocalOptimizer):
+    """Adam with the usual constants; weight decay acts inside the gradient."""
+
+    slots = ("mean", "square")
+    betas = (0.9, 0.999)
+    epsilon = 1e-8
+
+    def __init__(self, params: Mapping[str, nn.Parameter], plan: Plan, step: Step, lr: float) -> None:
+        super().__init__(params, plan, step, lr)
+        self._steps_ever = 0
+
+    def _update(self, params: list[Tensor], gradients: list[Tensor], kept: list[list[Tensor]]) -> None:
+        self._steps_ever += 1
+        first, second = self.betas
+        means, squares = kept
+        torch._foreach_lerp_(means, gradients, 1 - first)
+        torch._foreach_mul_(squares, second)
+        torch._foreach_addcmul_(squares, gradients, gradients, 1 - second)
+        deviations = torch._foreach_sqrt(squares)
+        torch._foreach_div_(deviations, (1 - second**self._steps_ever) ** 0.5)
+        torch._foreach_add_(deviations, self.epsilon)
+        torch._foreach_addcdiv_(params, means, deviations, -self.lr / (1 - first**self._steps_ever))
+
+    def state(self) -> State:
+        """The moments, and how many steps they are made of."""
+        return {**super().state(), "steps": torch.tensor(self._steps_ever)}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from kept moments."""
+        super().restore(state)
+        self._steps_ever = int(state["steps"])
+
+
+def make_optimizers(method: Method, net: Net, plan: Plan, lr: float) -> list[LocalOptimizer]:
     """One optimiser per step of the method, over the parameters that step trains."""
-    made: list[Optimizer] = []
-    for step in method.steps:
-        params = list(net.params(step.trains).values())
-        step_lr = lr if step.lr is None else step.lr
-        if plan.optimizer == "adam":
-            made.append(Adam(params, lr=step_lr, weight_decay=plan.weight_decay, foreach=True))
-        else:
-            made.append(SGD(params, lr=step_lr, momentum=plan.momentum, weight_decay=plan.weight_decay, foreach=True))
-    return made
+    kind = {"sgd": Sgd, "adam": Adam}[plan.optimizer]
+    return [kind(net.params(step.trains), plan, step, lr) for step in method.steps]
 
 
-def fresh_state(method: Method, net: Net, plan: Plan) -> dict[str, Tensor]:
-    """The state before the first step, all zeros; empty where optimisers start afresh every round."""
+def kept_state(method: Method, optimizers: Sequence[LocalOptimizer]) -> State:
+    """What a client remembers of its optimisers: nothing, unless the method keeps them."""
     if not method.persist_optimizer:
         return {}
-    return {
-        key: torch.zeros((), dtype=torch.float32) if slot == "step" else torch.zeros_like(param.detach())
-        for key, slot, param in _entries(method, net, plan)
-    }
+    return {f"{index}/{key}": value for index, one in enumerate(optimizers) for key, value in one.state().items()}
 
 
-def restore_state(
-    optimizers: list[Optimizer], state: Mapping[str, Tensor], method: Method, net: Net, plan: Plan
-) -> None:
-    """Put kept state into new optimisers."""
+def restore_state(method: Method, optimizers: Sequence[LocalOptimizer], state: Mapping[str, Tensor]) -> None:
+    """Put what was remembered into new optimisers."""
     if not method.persist_optimizer:
         return
-    for key, slot, param in _entries(method, net, plan):
-        optimizers[int(key.split("/")[0])].state[param][slot] = state[key].clone()
+    for index, one in enumerate(optimizers):
+        one.restore({key.removeprefix(f"{index}/"): value for key, value in state.items()})
 
 
-def current_state(optimizers: list[Optimizer], method: Method, net: Net, plan: Plan) -> dict[str, Tensor]:
-    """The state as tensors by name."""
-    if not method.persist_optimizer:
-        return {}
-    return {
-        key: optimizers[int(key.split("/")[0])].state[param][slot].detach().clone()
-        for key, slot, param in _entries(method, net, plan)
-    }
-
-
-def _entries(method: Method, net: Net, plan: Plan) -> list[tuple[str, str, nn.Parameter]]:
-    """Key, slot and parameter of every tensor that the optimisers of a method keep."""
-    slots = _SLOTS[plan.optimizer] if plan.optimizer == "adam" or plan.momentum > 0 else ()
-    return [
-        (f"{index}/{slot}/{name}", slot, param)
-        for index, step in enumerate(method.steps)
-        for name, param in net.params(step.trains).items()
-        for slot in slots
-    ]
+def _clip(gradients: list[Tensor], most: float) -> None:
+    """Shrink the gradients together so that their joint norm is at most `most`."""
+    norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(gradient) for gradient in gradients]))
+    torch._foreach_mul_(gradients, (most / (norm + 1e-6)).clamp(max=1.0))

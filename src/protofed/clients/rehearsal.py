@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from protofed.clients.optimizers import fresh_state
+from protofed.clients.optimizers import kept_state, make_optimizers
 from protofed.clients.samples import ClientSamples
 from protofed.clients.setting import Setting
 from protofed.clients.store import ClientState
@@ -54,11 +54,13 @@ def rehearse(setting: Setting) -> Templates:
     samples = ClientSamples(blank, setting.dataset.normalise, Augment(), setting.dtype, setting.device)
     with torch.no_grad(), net.eval():
         notes = method.observe(net, next(samples.batches())[0], samples.y)
-    upload, _ = method.upload(net, samples, replace(at, down=down, memory=memory, start=net.pick(), notes=notes))
+    upload, _ = method.upload(
+        net, samples, replace(at, down=down, memory=memory, start=net.pick(), notes=notes, taken=1, reach=at.lr)
+    )
     return Templates(
         server,
         down,
         upload,
-        ClientState(net.pick(), memory, fresh_state(method, net, setting.plan)),
+        ClientState(net.pick(), memory, kept_state(method, make_optimizers(method, net, setting.plan, at.lr))),
         None if weights is None else GlobalModel(weights, down),
     )

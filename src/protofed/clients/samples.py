@@ -12,8 +12,15 @@ class ClientSamples:
     """Batches of normalised images: clean ones in order, or shuffled and augmented ones for an epoch of training."""
 
     def __init__(
-        self, images: Images, normalise: Normalise, augment: Augment, dtype: torch.dtype, device: torch.device
+        self,
+        images: Images,
+        normalise: Normalise,
+        augment: Augment,
+        dtype: torch.dtype,
+        device: torch.device,
+        validation: "ClientSamples | None" = None,
     ) -> None:
+        self.validation = validation
         self.y = images.y.to(device)
         self._pixels = images.x.to(device)
         self._normalise = normalise

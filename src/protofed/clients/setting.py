@@ -11,6 +11,7 @@ from protofed.clients.samples import ClientSamples
 from protofed.data import Augment, Dataset, Images, Partition
 from protofed.method import At, Method, Plan
 from protofed.models import Split
+from protofed.seeding import generator
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class Setting:
     partition: Partition
     clients_folder: Path
     augment: Augment
+    validation: float
+    """Part of every client's training data that is kept from training to validate on."""
     seed: int
     dtype: torch.dtype
     device: torch.device
@@ -36,8 +39,8 @@ class Setting:
 
     @cached_property
     def sizes(self) -> dict[str, int]:
-        """Training samples of every client, in canonical order."""
-        return {client: len(self.partition.train[client]) for client in self.partition.clients}
+        """Samples every client trains on, in canonical order."""
+        return {client: len(self._train_and_validation(client)[0]) for client in self.partition.clients}
 
     def at(self, round: int, client: str | None) -> At:
         """Where a hook of this federation stands; `held` are the client's class counts, or every class once."""
@@ -54,8 +57,10 @@ class Setting:
         )
 
     def samples(self, client: str) -> ClientSamples:
-        """The client's training samples."""
-        return self._prepared(self.pool.take(self.partition.train[client]), self.augment)
+        """The client's training samples, with those it validates on beside them."""
+        train, validation = self._train_and_validation(client)
+        beside = self._prepared(self.pool.take(validation), Augment()) if len(validation) else None
+        return self._prepared(self.pool.take(train), self.augment, beside)
 
     def test_samples(self, domain: str | None, client: str | None) -> ClientSamples:
         """A domain's test set, or the client's own hold-out."""
@@ -63,9 +68,18 @@ class Setting:
             return self._prepared(self.dataset.domains[domain].test, Augment())
         return self._prepared(self.pool.take(self.partition.holdout[str(client)]), Augment())
 
-    def _prepared(self, images: Images, augment: Augment) -> ClientSamples:
-        return ClientSamples(images, self.dataset.normalise, augment, self.dtype, self.device)
+    def _prepared(self, images: Images, augment: Augment, validation: ClientSamples | None = None) -> ClientSamples:
+        return ClientSamples(images, self.dataset.normalise, augment, self.dtype, self.device, validation)
+
+    def _train_and_validation(self, client: str) -> tuple[Tensor, Tensor]:
+        """Indices into the pool; at least one sample stays to train on."""
+        indices = torch.from_numpy(self.partition.train[client])
+        kept = min(round(self.validation * len(indices)), len(indices) - 1)
+        if kept == 0:
+            return indices, indices[:0]
+        order = torch.randperm(len(indices), generator=generator(self.seed, "validation", client))
+        return indices[order[kept:].sort().values], indices[order[:kept].sort().values]
 
     def _held(self, client: str) -> Tensor:
-        labels = self.pool.y[torch.from_numpy(self.partition.train[client])]
+        labels = self.pool.y[self._train_and_validation(client)[0]]
         return torch.bincount(labels, minlength=len(self.dataset.classes)).to(self.dtype)

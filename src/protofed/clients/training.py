@@ -1,12 +1,11 @@
 """Local training: the one inner loop, the same for every method and every engine."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
+from protofed.clients.optimizers import LocalOptimizer
 from protofed.clients.samples import ClientSamples
 from protofed.method import At, Method, Notes
 from protofed.models import normalisation
@@ -23,7 +22,7 @@ class Learnt:
     notes: Notes
 
 
-def train(method: Method, net: Net, samples: ClientSamples, at: At, optimizers: list[Optimizer]) -> Learnt:
+def train(method: Method, net: Net, samples: ClientSamples, at: At, optimizers: list[LocalOptimizer]) -> Learnt:
     """Train for this round's epochs."""
     order, chance, lottery = at.rng("order"), at.rng("augment"), at.rng("draw")
     epochs = at.plan.epochs[at.round]
@@ -43,7 +42,7 @@ def train(method: Method, net: Net, samples: ClientSamples, at: At, optimizers: 
                 for step, optimizer in zip(method.steps, optimizers, strict=True):
                     outcome = getattr(method, step.loss)(net, x, y, step_at)
                     terms, notes = outcome if isinstance(outcome, tuple) else (outcome, {})
-                    _descend(terms.values(), optimizer)
+                    optimizer.step(torch.stack(list(terms.values())).sum())
                     for name, value in terms.items():
                         share = value.detach() * len(y)
                         terms_seen[name] = terms_seen[name] + share if name in terms_seen else share
@@ -55,13 +54,6 @@ def train(method: Method, net: Net, samples: ClientSamples, at: At, optimizers: 
         samples_seen,
         {key: torch.cat([notes[key] for notes in kept]) for key in kept[0]} if kept else {},
     )
-
-
-def _descend(terms: Iterable[Tensor], optimizer: Optimizer) -> None:
-    """One step down the sum of the terms, moving only what this optimiser trains."""
-    optimizer.zero_grad(set_to_none=True)
-    torch.stack(list(terms)).sum().backward(inputs=optimizer.param_groups[0]["params"])  # type: ignore[no-untyped-call]
-    optimizer.step()
 
 
 def _set_modes(method: Method, net: Net) -> None:

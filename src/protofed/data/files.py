@@ -1,8 +1,8 @@
 """Image files on disk as arrays of one shape: 8 and 16 bit, grey and colour, mixed sizes."""
 
-import struct
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -22,8 +22,7 @@ IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
 LARGEST_DEFAULT_SIDE = 256
 
 _GREY_MODES = ("1", "L", "LA", "La")
-_DEEP_MODES = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")
-_UNREADABLE = (OSError, ValueError, SyntaxError, EOFError, struct.error, Image.DecompressionBombError)
+_DEEP_MODES = ("I", "I;16", "I;16L", "I;16B", "I;16N")
 
 
 @dataclass(frozen=True)
@@ -119,9 +118,12 @@ class _Header:
 
 def _header(path: Path) -> _Header:
     """What an image is, without decoding its pixels."""
-    with _open(path) as image:
-        deep = image.mode in _DEEP_MODES
-        return _Header((image.height, image.width), not deep and image.mode not in _GREY_MODES, deep)
+    with _opened(path) as image:
+        mode, size = image.mode, (image.height, image.width)
+    if mode == "F":
+        raise UserError(f"{path}: images of floating-point numbers are not read; save it as an 8- or 16-bit image")
+    deep = mode in _DEEP_MODES
+    return _Header(size, not deep and mode not in _GREY_MODES, deep)
 
 
 def _common_size(sizes: Sequence[tuple[int, int]]) -> tuple[int, int]:
@@ -134,35 +136,31 @@ def _common_size(sizes: Sequence[tuple[int, int]]) -> tuple[int, int]:
 
 def _decode(path: Path, size: tuple[int, int], header: _Header, colour: bool) -> NDArray[np.float32]:
     """Pixels [C, H, W] of one file at `size`, in the file's own range of values."""
-    try:
-        with _open(path) as opened:
-            image = ImageOps.exif_transpose(opened)
-            image = image.convert("F" if header.deep else "RGB" if header.colour else "L")
-            if (image.height, image.width) != size:
-                image = image.resize((size[1], size[0]), Image.Resampling.BILINEAR)
-            values = np.asarray(image, dtype=np.float32)
-    except _UNREADABLE as problem:
-        raise _unreadable(path, problem) from None
-    if not np.isfinite(values).all() or values.min() < 0 or values.max() > 65535:
+    with _opened(path) as opened:
+        image = ImageOps.exif_transpose(opened)
+        image = image.convert("F" if header.deep else "RGB" if header.colour else "L")
+        if (image.height, image.width) != size:
+            image = image.resize((size[1], size[0]), Image.Resampling.BILINEAR)
+        values = np.asarray(image, dtype=np.float32)
+    if values.min() < 0 or values.max() > 65535:
         raise UserError(f"{path}: pixel values must lie between 0 and 65535; save it as an 8- or 16-bit image")
     channels = values.transpose(2, 0, 1) if values.ndim == 3 else values[None]
     return np.broadcast_to(channels, (3, *size)) if colour else channels
 
 
-def _open(path: Path) -> Image.Image:
+@contextmanager
+def _opened(path: Path) -> Iterator[Image.Image]:
+    """An image file; whatever its decoder thinks of a damaged one becomes a single line."""
     try:
         with warnings.catch_warnings():
-            # A large scan is no attack; one that is far too large still raises.
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            return Image.open(path)
-    except _UNREADABLE as problem:
-        raise _unreadable(path, problem) from None
-
-
-def _unreadable(path: Path, problem: BaseException) -> UserError:
-    reason = str(problem).splitlines()[0] if str(problem) else type(problem).__name__
-    reason = "not an image" if isinstance(problem, UnidentifiedImageError) else reason
-    return UserError(f"{path}: the image cannot be read ({reason}); replace or remove the file")
+            warnings.simplefilter("ignore")
+            with Image.open(path) as image:
+                yield image
+    except Exception as problem:
+        # Damage can surface anywhere in a decoder, as any exception.
+        unknown = isinstance(problem, UnidentifiedImageError)
+        reason = "not an image" if unknown else str(problem).partition("\n")[0] or type(problem).__name__
+        raise UserError(f"{path}: the image cannot be read ({reason}); replace or remove the file") from None
 
 
 def _has_dicom_mark(path: Path) -> bool:

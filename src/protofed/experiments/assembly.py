@@ -1,4 +1,4 @@
-"""Options become a federation that is ready to run; every mistake of the user shows here, before anything is written."""
+"""Options become a federation that is ready to run; mistakes of the user show here, before anything is written."""
 
 import platform
 from collections.abc import Iterator, Mapping
@@ -6,11 +6,11 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from protofed.clients import Setting, Templates, rehearse
 from protofed.data import Augment, Dataset, load, make_partition
@@ -18,7 +18,7 @@ from protofed.engines import choose_engine
 from protofed.errors import UserError, unknown_name
 from protofed.experiments.options import Options
 from protofed.models import Split, WeightsReport, build_model, load_weights
-from protofed.registry import find_method, load_plugin, make_method
+from protofed.registry import find_method, in_words, load_plugin, make_method
 from protofed.seeding import stable_seed
 
 _DATA_SETTINGS: dict[str, Any] = {
@@ -28,6 +28,7 @@ _DATA_SETTINGS: dict[str, Any] = {
     "ensure_all_classes": bool,
     "holdout": float,
     "min_size": int,
+    "validation": Annotated[float, Field(ge=0, lt=1)],
 }
 
 
@@ -115,6 +116,7 @@ def assemble(options: Options, clients_folder: Path) -> Assembly:
         normalise=data_settings.pop("normalise", None),
     )
     augment = Augment.parse(data_settings.pop("augment", "none"))
+    validation = data_settings.pop("validation", method.validation_share)
     partition = make_partition(
         dataset,
         options.protocol,
@@ -133,6 +135,7 @@ def assemble(options: Options, clients_folder: Path) -> Assembly:
         partition=partition,
         clients_folder=clients_folder,
         augment=augment,
+        validation=validation,
         seed=options.seed,
         dtype=getattr(torch, options.dtype),
         device=device,
@@ -185,5 +188,5 @@ def _data_settings(given: Mapping[str, str]) -> dict[str, Any]:
         try:
             settings[key] = TypeAdapter(_DATA_SETTINGS[key]).validate_python(value)
         except ValidationError:
-            raise UserError(f"data.{key}={value} is not valid; it takes a {_DATA_SETTINGS[key].__name__}") from None
+            raise UserError(f"data.{key}={value} is not valid; it takes {in_words(_DATA_SETTINGS[key])}") from None
     return settings

@@ -10,7 +10,7 @@ from protofed.models.catalog import (
     register_model,
     require_side,
 )
-from protofed.models.groups import Group, everything, features, head, normalisation, nothing, of_type, stage, tensors
+from protofed.models.groups import Group, everything, features, head, normalisation, nothing, of_type, part, tensors
 from protofed.models.split import ImageShape, Split
 from protofed.models.weights import Mismatch, WeightsReport, load_weights
 
@@ -35,9 +35,9 @@ __all__ = [
     "normalisation",
     "nothing",
     "of_type",
+    "part",
     "register_model",
     "require_side",
     "resnet",
-    "stage",
     "tensors",
 ]

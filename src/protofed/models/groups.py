@@ -32,9 +32,9 @@ class Group(ABC):
         return _Combined(self, "-", other)
 
 
-def stage(*names: str) -> Group:
-    """The tensors of the named stages."""
-    return _Stages(names)
+def part(*names: str) -> Group:
+    """The tensors of the named stages or attached parts."""
+    return _Parts(names)
 
 
 def of_type(*module_types: type[nn.Module]) -> Group:
@@ -92,19 +92,19 @@ class _OfType(Group):
 
 
 @dataclass(frozen=True)
-class _Stages(Group):
+class _Parts(Group):
     wanted: tuple[str, ...]
 
     def names(self, model: nn.Module) -> frozenset[str]:
         splits = _splits(model, self)
-        known = {name for split in splits.values() for name in split.stage_names}
+        known = {name for split in splits.values() for name, _ in split.named_children()}
         for name in self.wanted:
             if name not in known:
-                raise unknown_name("stage", name, known)
+                raise unknown_name("part of the model", name, known)
         return _below(model, [_join(path, name) for path in splits for name in self.wanted])
 
     def __str__(self) -> str:
-        return f"stage({', '.join(self.wanted)})"
+        return f"part({', '.join(self.wanted)})"
 
 
 @dataclass(frozen=True)

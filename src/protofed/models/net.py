@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase
 
 from protofed.models.groups import Group, everything, tensors
@@ -15,8 +17,9 @@ from protofed.records import ClassTable, Weights
 class Net:
     """A `Split` with its weights bound in, so that a training step costs what it costs in plain PyTorch."""
 
-    def __init__(self, model: Split) -> None:
+    def __init__(self, model: Split, at: Weights | None = None) -> None:
         self.model = model
+        self._at = None if at is None else {f"model.{name}": tensor for name, tensor in at.tensors().items()}
         self._params = dict(model.named_parameters())
         self._stats = {name: tensor for name, tensor in tensors(model).items() if name not in self._params}
         self._names: dict[Group, frozenset[str]] = {}
@@ -33,15 +36,30 @@ class Net:
 
     def features(self, x: Tensor, cut: str | None = None) -> Tensor:
         """The features of a batch, at the model's own cut or after a named stage."""
-        return self.model.features(x, cut)
+        return self._run("features", x, cut)
 
     def head(self, h: Tensor, cut: str | None = None) -> Tensor:
         """Logits from features taken at the same cut."""
-        return self.model.head(h, cut)
+        return self._run("head", h, cut)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Logits of a batch."""
         return self.head(self.features(x))
+
+    def call(self, part: str, *arguments: Tensor) -> Tensor:
+        """The output of a part that was attached to the model."""
+        return self._run(part, *arguments)
+
+    def using(self, weights: Weights) -> "Net":
+        """The same network at other weights, for instance a frozen reference; what `weights` lacks is shared."""
+        stats = {name: tensor.clone() for name, tensor in weights.stats.items()}
+        return Net(self.model, Weights(weights.params, stats))
+
+    def _run(self, function: str, *arguments: Any) -> Tensor:
+        if self._at is None:
+            result: Tensor = getattr(self.model, function)(*arguments)
+            return result
+        return functional_call(_Caller(self.model), self._at, (function, *arguments))  # type: ignore[no-any-return]
 
     def names(self, group: Group) -> frozenset[str]:
         """The names of the tensors in `group`, looked up once."""
@@ -66,12 +84,13 @@ class Net:
         return ClassTable.empty(self.classes, self.dim, like=next(iter(self._params.values())).detach())
 
     @torch.no_grad()
-    def load(self, weights: Weights) -> None:
-        """Overwrite the tensors that `weights` names; the others stay as they are."""
-        for name, value in weights.params.items():
-            self._params[name].copy_(value)
-        for name, value in weights.stats.items():
-            self._stats[name].copy_(value)
+    def load(self, weights: Weights, group: Group = everything) -> None:
+        """Overwrite the tensors of `group` that `weights` names; the others stay as they are."""
+        names = self.names(group)
+        for own, given in ((self._params, weights.params), (self._stats, weights.stats)):
+            for name, value in given.items():
+                if name in names:
+                    own[name].copy_(value)
 
     @contextmanager
     def eval(self) -> Iterator[None]:
@@ -91,3 +110,14 @@ class Net:
         finally:
             for norm, momentum in zip(norms, momenta, strict=True):
                 norm.momentum = momentum
+
+
+class _Caller(nn.Module):
+    """Lets `functional_call`, which knows `forward` only, reach any function of a model."""
+
+    def __init__(self, model: Split) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, function: str, *arguments: Any) -> Any:
+        return getattr(self.model, function)(*arguments)

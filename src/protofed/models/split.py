@@ -24,8 +24,12 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-class Split(nn.Sequential):
-    """Named stages run one after the other; the features are what comes out of the stage called `cut`."""
+class Split(nn.Module):
+    """Named stages run one after the other; the features are what comes out of the stage called `cut`.
+
+    Parts (a generator, say) may be attached beside the stages: they are trained, sent and stored with the model, but
+    do not run in its chain.
+    """
 
     def __init__(
         self, stages: Mapping[str, nn.Module] | Iterable[tuple[str, nn.Module]], *, cut: str, dim: int, classes: int
@@ -34,28 +38,38 @@ class Split(nn.Sequential):
         self.cut = cut
         self.dim = dim
         self.classes = classes
+        self.stage_names: tuple[str, ...] = ()
+        """The stages in the order they run."""
         for name, stage in stages.items() if isinstance(stages, Mapping) else stages:
-            if hasattr(self, name):
-                raise UserError(f"stage name {name!r} is already taken; every stage needs a name of its own")
-            self.add_module(name, stage)
+            self.attach(name, stage)
+            self.stage_names += (name,)
         self._stages_until(cut)
 
-    @property
-    def stage_names(self) -> tuple[str, ...]:
-        """The stages in the order they run."""
-        return tuple(self._modules)
+    def attach(self, name: str, part: nn.Module) -> None:
+        """Add a module that is not a stage."""
+        if hasattr(self, name):
+            raise UserError(f"the name {name!r} is already taken in this model; every stage and part needs its own")
+        self.add_module(name, part)
+
+    def stages(self) -> dict[str, nn.Module]:
+        """The stages by name, in the order they run; a method's `build` puts its own between them."""
+        return {name: self.get_submodule(name) for name in self.stage_names}
 
     def features(self, x: Tensor, cut: str | None = None) -> Tensor:
         """What comes out of stage `cut` (the model's own cut unless told)."""
-        for stage in list(self)[: self._stages_until(cut)]:
-            x = stage(x)
+        for name in self.stage_names[: self._stages_until(cut)]:
+            x = self._modules[name](x)  # type: ignore[misc]
         return x
 
     def head(self, h: Tensor, cut: str | None = None) -> Tensor:
         """Class scores from what came out of stage `cut`."""
-        for stage in list(self)[self._stages_until(cut) :]:
-            h = stage(h)
+        for name in self.stage_names[self._stages_until(cut) :]:
+            h = self._modules[name](h)  # type: ignore[misc]
         return h
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Class scores."""
+        return self.head(self.features(x))
 
     def feature_shape(self, image_shape: ImageShape, cut: str | None = None) -> tuple[int, ...]:
         """Shape of one image's features at `cut`; weights, statistics and training mode stay as they are."""
@@ -67,6 +81,6 @@ class Split(nn.Sequential):
     def _stages_until(self, cut: str | None) -> int:
         """How many stages run up to and including `cut`."""
         name = self.cut if cut is None else cut
-        if name not in self._modules:
-            raise unknown_name("stage", name, self._modules)
+        if name not in self.stage_names:
+            raise unknown_name("stage", name, self.stage_names)
         return self.stage_names.index(name) + 1

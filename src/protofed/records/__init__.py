@@ -2,7 +2,7 @@
 
 from protofed.records.codec import KINDS, Bytes, Message, decode, encode
 from protofed.records.tally import Tally
-from protofed.records.types import ClassTable, Each, Features, Mean, Nothing, Record, Weights, map_tensors
+from protofed.records.types import ClassTable, Each, Features, Mean, Nothing, PrototypeSet, Record, Weights, map_tensors
 
 __all__ = [
     "KINDS",
@@ -13,6 +13,7 @@ __all__ = [
     "Mean",
     "Message",
     "Nothing",
+    "PrototypeSet",
     "Record",
     "Tally",
     "Weights",

@@ -97,23 +97,35 @@ class ClassTable(Record):
         return ClassTable(dense, count)
 
 
-class Features(Record):
-    """Embeddings of single samples with their labels; as many as the sender chose."""
+class LabelledRows(Record):
+    """Rows with a class each, as many as the sender chose; two kinds follow."""
 
     free_rows = frozenset({"rows", "labels"})
 
-    rows: Tensor = _travels_as("features")  # [m, ...]
+    rows: Tensor  # [m, ...]
     labels: Tensor = _travels_as("other")  # [m]
     classes: int = 0
 
-    def from_wire(self, parts: dict[str, Any]) -> "Features":
+    def from_wire(self, parts: dict[str, Any]) -> "LabelledRows":
         """One label per row, each of a class that exists."""
         rows, labels = parts["rows"], parts["labels"]
         if len(rows) != len(labels):
             raise ValueError(f"labels: {len(labels)} labels for {len(rows)} rows")
         if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < self.classes:
             raise ValueError(f"labels: outside 0..{self.classes - 1}")
-        return Features(rows, labels, self.classes)
+        return type(self)(rows, labels, self.classes)
+
+
+class Features(LabelledRows):
+    """Embeddings of single samples."""
+
+    rows: Tensor = _travels_as("features")
+
+
+class PrototypeSet(LabelledRows):
+    """Several prototypes per class, such as cluster centres."""
+
+    rows: Tensor = _travels_as("prototypes")
 
 
 class Mean(Record, Generic[T]):
