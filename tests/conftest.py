@@ -1,0 +1,181 @@
+"""What many tests need: tiny data on disk, tiny runs, a network whose features are its input, comparisons of runs.
+
+Fixtures that make something are functions, so that a test says what it wants:
+
+    def test_it(make_data, tiny_run, make_at, identity_net, same_results): ...
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import protofed
+from protofed import At, Plan
+from protofed.models import Split
+from protofed.models.net import Net
+
+DataFactory = Callable[..., str]
+RunFactory = Callable[..., protofed.Run]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> None:
+    """Tiny tensors are slower on several threads, and the machine is shared."""
+    torch.set_num_threads(1)
+
+
+def write_data(
+    folder: Path,
+    domains: Iterable[str] = ("a", "b", "c"),
+    *,
+    classes: int = 4,
+    train: int | Mapping[str, int] = 24,
+    test: int = 12,
+    size: int = 8,
+    channels: int = 1,
+    absent: Mapping[str, Iterable[int]] | None = None,
+    labels: Mapping[str, Iterable[int]] | None = None,
+    seed: int = 0,
+) -> str:
+    """Write one npz file per domain and return the folder, as `data=` takes it.
+
+    A class is a pattern and a domain a brightness, so that a few steps of training show. `absent` names classes of
+    which a domain has no training image; `labels` gives a domain's training labels outright.
+    """
+    rng = np.random.default_rng(seed)
+    patterns = rng.integers(0, 160, (classes, size, size, channels))
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def pictures(y: np.ndarray, brightness: int) -> np.ndarray:
+        noise = rng.integers(0, 60, (len(y), size, size, channels))
+        return (patterns[y] + noise + brightness).clip(0, 255).astype(np.uint8)
+
+    for position, domain in enumerate(domains):
+        here = [k for k in range(classes) if k not in set((absent or {}).get(domain, ()))]
+        count = train[domain] if isinstance(train, Mapping) else train
+        given = (labels or {}).get(domain)
+        y_train = np.array(list(given) if given is not None else [here[i % len(here)] for i in range(count)])
+        y_test = np.arange(test) % classes
+        np.savez(
+            folder / f"{domain}.npz",
+            x_train=pictures(y_train, 12 * position),
+            y_train=y_train,
+            x_test=pictures(y_test, 12 * position),
+            y_test=y_test,
+            classes=np.array([f"class{k}" for k in range(classes)]),
+        )
+    return str(folder)
+
+
+@pytest.fixture
+def make_data(tmp_path: Path) -> DataFactory:
+    """Write a data folder; the options are those of `write_data`, and `name` for a second one."""
+
+    def make(domains: Iterable[str] = ("a", "b", "c"), *, name: str = "data", **options: Any) -> str:
+        return write_data(tmp_path / name, domains, **options)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Three domains of 4 classes, 8x8 grey; a lacks class 3, b lacks class 0. Made once, for reading only."""
+    return write_data(tmp_path_factory.mktemp("tiny") / "data", absent={"a": [3], "b": [0]})
+
+
+@pytest.fixture
+def tiny_run(tmp_path: Path, tiny_data: str) -> RunFactory:
+    """Run a method on tiny data with tiny defaults, each of which the test may override; `name` names the folder."""
+    made = 0
+
+    def start(method: str, data: str | None = None, *, name: str | None = None, **options: Any) -> protofed.Run:
+        nonlocal made
+        made += 1
+        defaults: dict[str, Any] = {"model": "mlp", "rounds": 2, "batch": 8, "engine": "loop"}
+        if options.get("model", "mlp") == "mlp":
+            options["set"] = {"model.hidden": 16, **options.get("set", {})}
+        out = tmp_path / (name or f"run{made}")
+        return protofed.run(method, data or tiny_data, out=out, **{**defaults, **options})
+
+    return start
+
+
+@pytest.fixture
+def make_at() -> Callable[..., At]:
+    """Where a hook stands, with as little filled in as a unit test needs."""
+
+    def make(**given: Any) -> At:
+        rounds = given.pop("rounds", 2)
+        defaults: dict[str, Any] = {
+            "plan": Plan(epochs=(1,) * rounds, batch=8),
+            "classes": 2,
+            "dim": 2,
+            "clients": {"a": 1},
+            "client": "a",
+        }
+        at = At(**{**defaults, **given})
+        return at if at.held.numel() else At(**{**defaults, **given, "held": torch.ones(at.classes)})
+
+    return make
+
+
+@pytest.fixture
+def identity_net() -> Callable[..., Net]:
+    """A network whose features are its input; the head is `head` [classes, dim] without bias, or zero."""
+
+    def make(dim: int = 2, classes: int = 2, head: Tensor | None = None) -> Net:
+        linear = nn.Linear(dim, classes, bias=False)
+        with torch.no_grad():
+            linear.weight.copy_(torch.zeros(classes, dim) if head is None else head)
+        return Net(Split({"same": nn.Identity(), "fc": linear}, cut="same", dim=dim, classes=classes))
+
+    return make
+
+
+@pytest.fixture
+def samples_of() -> Callable[..., Any]:
+    """A client's samples, as `upload` takes them, from features (or images) and labels."""
+    return _Samples
+
+
+class _Samples:
+    """Tensors in the place of a client's data."""
+
+    def __init__(self, x: Any, y: Any, validation: Any = None) -> None:
+        self.x, self.y, self.validation = torch.as_tensor(x), torch.as_tensor(y), validation
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def batches(self, size: int = 256) -> Any:
+        """All samples, clean and in order."""
+        yield from zip(self.x.split(size), self.y.split(size), strict=True)
+
+
+def results(folder: str | Path) -> dict[str, Any]:
+    """All a run leaves behind that must not depend on engine, time or interruptions: file by file."""
+    root = Path(folder)
+    found: dict[str, Any] = {path.name: path.read_bytes() for path in root.glob("*.safetensors")}
+    found.update({f"clients/{path.name}": path.read_bytes() for path in (root / "clients").iterdir()})
+    lines = [json.loads(line) for line in (root / "rounds.jsonl").read_text().splitlines()]
+    found["rounds.jsonl"] = [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+    return found
+
+
+@pytest.fixture
+def same_results() -> Callable[[protofed.Run | str | Path, protofed.Run | str | Path], None]:
+    """Assert that two runs left the same behind, bit for bit: model, prototypes, clients, rounds without seconds."""
+
+    def check(left: protofed.Run | str | Path, right: protofed.Run | str | Path) -> None:
+        one, other = (results(run.path if isinstance(run, protofed.Run) else run) for run in (left, right))
+        assert sorted(one) == sorted(other)
+        assert one["rounds.jsonl"] == other["rounds.jsonl"]
+        assert [name for name in one if one[name] != other[name]] == []
+
+    return check
