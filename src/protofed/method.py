@@ -8,20 +8,24 @@ hook may look at.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import cos, pi
-from typing import Annotated, Any, ClassVar, Literal, Protocol, dataclass_transform
+from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar, dataclass_transform
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from protofed.models import Group, Split, everything, nothing
+from protofed.errors import UserError
+from protofed.models import Group, ImageShape, Split, everything, nothing
 from protofed.models.net import Net
-from protofed.records import ClassTable, Nothing, Record, Weights
+from protofed.records import ClassTable, Nothing, PrototypeSet, Record, Weights
 from protofed.seeding import generator
 
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Whole = Annotated[int, Field(ge=1)]
+
+P = TypeVar("P", ClassTable, PrototypeSet)
 
 Terms = dict[str, Tensor]
 """The terms of a loss by name, already weighted: their sum is minimised, each is logged."""
@@ -30,9 +34,23 @@ Notes = dict[str, Tensor]
 """Per-sample values that a loss asks to keep, first dimension = batch."""
 
 
-def knob(default: Any, description: str) -> Any:
-    """A hyper-parameter with the paper's default and a sentence on what it does."""
-    return field(default=default, metadata={"description": description})
+def knob(default: Any, description: str, name: str | None = None) -> Any:
+    """A hyper-parameter with the paper's default and a sentence on what it does.
+
+    `name` is what the user calls it, where the field cannot have that name because a hook does.
+    """
+    return field(default=default, metadata={"description": description, **({"name": name} if name else {})})
+
+
+def epochs_in(text: str) -> tuple[int, ...]:
+    """The local epochs of every round, from text such as 30,60,60."""
+    try:
+        epochs = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        epochs = ()
+    if not epochs or min(epochs) < 1:
+        raise UserError(f"plan={text} is not valid; give the epochs of each round, for example 30,60,60")
+    return epochs
 
 
 @dataclass(frozen=True)
@@ -40,6 +58,8 @@ class Plan:
     """How long and how a client trains: the local epochs of every round, and the optimiser."""
 
     epochs: tuple[int, ...]
+    unit: Literal["epochs", "steps"] = "epochs"
+    """What `epochs` counts: passes over the data, or batches."""
     batch: int = 32
     optimizer: Literal["sgd", "adam"] = "sgd"
     lr: float = 0.01
@@ -97,8 +117,11 @@ class At:
     dim: int
     clients: Mapping[str, int]
     """Training samples of every client of the federation, also of those that sit this round out."""
+    image_shape: ImageShape = (1, 1, 1)
     seed: int = 0
     round: int = 0
+    participants: tuple[str, ...] = ()
+    """In `aggregate`: the clients whose uploads arrived, in canonical order."""
     client: str | None = None
     down: Any = None
     """The message received this round."""
@@ -158,6 +181,8 @@ class Method:
     """One client holds everybody's data and nothing travels (the upper bound)."""
     validation_share: ClassVar[float] = 0.0
     """Part of each client's training data kept for validation unless the user says otherwise."""
+    ensembles: ClassVar[bool] = False
+    """The last exchange is not averaged: the clients' models predict together."""
 
     weighting: Literal["samples", "uniform"] = knob("samples", "weight of a client in averages of weights")
     proto_pass: Literal["extra_eval", "last_epoch"] = knob(
@@ -234,6 +259,11 @@ class Method:
         """The server's complete model, or None where every client keeps its own."""
         return server.weights if self.shares == everything else None
 
+    def client_weights(self, server: Any, upload: Any) -> Weights:
+        """One client's complete model, as its upload tells the server; ensembles are made of these."""
+        base, own = self.global_weights(server), upload.weights.value
+        return own if base is None else Weights({**base.params, **own.params}, {**base.stats, **own.stats})
+
     def global_prototypes(self, server: Any) -> ClassTable | None:
         """The server's class prototypes, or None where the method has none."""
         return next((value for value in vars(server).values() if isinstance(value, ClassTable)), None)
@@ -246,10 +276,13 @@ class Method:
 
     @property
     def kind(self) -> Literal["global", "personal", "both"]:
-        """Whether the model is the server's, each client's own, or partly shared."""
-        if self.shares == everything:
+        """Whether clients use the server's model, each its own, or one that is partly shared.
+
+        What is not loaded but never trained either is the same everywhere.
+        """
+        if self.loads == everything or all(step.trains == self.loads for step in self.steps):
             return "global"
-        return "personal" if self.shares == nothing else "both"
+        return "personal" if self.loads == nothing else "both"
 
     @property
     def keeps_notes(self) -> bool:
@@ -266,12 +299,12 @@ class Method:
 
     def observations(self, net: Net, data: Samples, at: At) -> Notes:
         """`observe` over the client's training set: in one clean pass, or as the last epoch saw it."""
-        if self.keeps_notes:
+        if self.keeps_notes and at.notes:
             return at.notes
         with torch.no_grad(), net.eval():
             seen = [self.observe(net, x, y) for x, y in data.batches()]
         return {key: torch.cat([notes[key] for notes in seen]) for key in seen[0]}
 
-    def refreshed(self, new: ClassTable, old: ClassTable) -> ClassTable:
+    def refreshed(self, new: P, old: P) -> P:
         """This round's prototypes, with those nobody sent kept from before or dropped."""
         return new.or_else(old) if self.stale_protos == "keep" else new

@@ -5,12 +5,12 @@ import importlib.util
 import pkgutil
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import Field, dataclass, fields
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
-from types import ModuleType
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from types import ModuleType, NoneType, UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -69,7 +69,7 @@ def knobs(cls: type[Method]) -> list[Knob]:
     hints = get_type_hints(cls, include_extras=True)
     shared = {entry.name for entry in fields(Method)}
     listed = [
-        Knob(entry.name, in_words(hints[entry.name]), entry.default, entry.metadata.get("description", ""))
+        Knob(_public_name(entry), in_words(hints[entry.name]), entry.default, entry.metadata.get("description", ""))
         for entry in fields(cls)
     ]
     return sorted(listed, key=lambda item: item.name in shared)
@@ -84,12 +84,17 @@ def make_method(cls: type[Method], settings: Mapping[str, object], preset: str |
         chosen.update(cls.presets[preset])
     chosen.update(settings)
     hints = get_type_hints(cls, include_extras=True)
-    known = {entry.name for entry in fields(cls)}
-    for name, value in chosen.items():
+    known = {_public_name(entry): entry.name for entry in fields(cls)}
+    for name in chosen:
         if name not in known:
             raise unknown_name(f"setting of {cls.__name__}", name, known)
-        chosen[name] = _checked(name, value, hints[name])
-    return cls(**chosen)
+    checked: dict[str, Any] = {known[name]: _checked(name, value, hints[known[name]]) for name, value in chosen.items()}
+    return cls(**checked)
+
+
+def _public_name(entry: Field[Any]) -> str:
+    """What the user calls a hyper-parameter."""
+    return str(entry.metadata.get("name", entry.name))
 
 
 def load_plugin(path: str) -> ModuleType:
@@ -139,7 +144,9 @@ def in_words(hint: Any) -> str:
         bounds = [part for item in constraints for part in getattr(item, "metadata", ())]
         texts = [f"{sign} {getattr(b, key)}" for b in bounds for key, sign in _SIGNS.items() if hasattr(b, key)]
         return " ".join([in_words(base), " and ".join(texts)]).strip()
-    choices = get_args(hint)
+    choices = [choice for choice in get_args(hint) if choice is not NoneType]
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join(in_words(choice) for choice in choices)
     if choices:
         return "|".join(str(choice) for choice in choices)
     return {bool: "on|off", int: "a whole number", float: "a number", str: "a text"}.get(hint, str(hint))

@@ -3,7 +3,8 @@
 Formulas in the comments use the papers' letters: h features [n, d], y labels [n], k classes.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -13,7 +14,9 @@ from scipy.special import betaincinv
 from torch import Tensor
 from torch.nn import functional
 
-from protofed.records import ClassTable
+from protofed.records import ClassTable, Mean, PrototypeSet, Record, Tally, Weights
+
+T = TypeVar("T")
 
 cross_entropy = functional.cross_entropy
 
@@ -130,3 +133,70 @@ def finch_centres(vectors: Tensor) -> Tensor:
     """Plain means of the clusters of FINCH's coarsest partition, [clusters, d]."""
     labels = finch(vectors)[-1]
     return class_means(vectors, labels, int(labels.max()) + 1).rows
+
+
+def zeros(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Zeros in the shape of each tensor: a control variate or a momentum before the first round."""
+    return {name: torch.zeros_like(param.detach()) for name, param in params.items()}
+
+
+def inner(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> Tensor:
+    """<left, right>, over all coordinates of all tensors of `left`."""
+    return torch.stack([(tensor * right[name]).sum() for name, tensor in left.items()]).sum()
+
+
+def proximal(params: Mapping[str, Tensor], reference: Mapping[str, Tensor], mu: float) -> Tensor:
+    """(mu / 2) |params - reference|^2, summed over all coordinates of all tensors of `params`."""
+    return mu / 2 * torch.stack([(param - reference[name]).pow(2).sum() for name, param in params.items()]).sum()
+
+
+def joined(*parts: Weights) -> Weights:
+    """Parts of a model that have no tensor in common, as one."""
+    return Weights(
+        {name: tensor for part in parts for name, tensor in part.params.items()},
+        {name: tensor for part in parts for name, tensor in part.stats.items()},
+    )
+
+
+def class_clusters(vectors: Tensor, y: Tensor, classes: int) -> PrototypeSet:
+    """The centres that FINCH finds among the vectors of each class."""
+    centres = {k: finch_centres(vectors[y == k]) for k in torch.unique(y).tolist()}
+    labels = [torch.full((len(rows),), k, device=y.device) for k, rows in centres.items()]
+    # The empty heads give the type and shape of a set without any vector.
+    return PrototypeSet(torch.cat([vectors[:0], *centres.values()]), torch.cat([y[:0], *labels]), classes)
+
+
+def set_contrast(logits: Tensor, prototypes: PrototypeSet, y: Tensor) -> Tensor:
+    """-log of the share the prototypes of the own class have in the softmax over all of them, [n, m] logits.
+
+    Mean over the batch, in which a sample whose class has no prototype adds 0; exactly zero for an empty set.
+    """
+    own = prototypes.labels == y[:, None]
+    share = logits.log_softmax(1).masked_fill(~own, _NEVER).logsumexp(1)
+    return torch.where(own.any(1), -share, 0.0).mean()
+
+
+def gaussian_mmd(x: Tensor, y: Tensor) -> Tensor:
+    """Maximum mean discrepancy of two batches under five Gaussian kernels around their mean squared distance."""
+    pooled = torch.cat([x, y])
+    length = pooled.pow(2).sum(1)
+    squared = (length[:, None] + length - 2 * pooled @ pooled.T).clamp(min=0)
+    pairs = len(pooled) * (len(pooled) - 1)
+    bandwidth = (squared.detach().sum() / pairs).clamp(min=1e-12) / 4
+    kernel = torch.stack([(-squared / (bandwidth * 2**j)).exp() for j in range(5)]).sum(0)
+    n = len(x)
+    return kernel[:n, :n].mean() + kernel[n:, n:].mean() - kernel[:n, n:].mean() - kernel[n:, :n].mean()
+
+
+class _Averaged(Record):
+    """Lets `weighted_mean` use the tally."""
+
+    value: Mean[Any]
+
+
+def weighted_mean(values: Mapping[str, T], weights: Mapping[str, float]) -> T:
+    """Mean of the clients' values, for weights that only the server knows; summed just as the `Mean` of an upload."""
+    tally = Tally()
+    for client, value in values.items():
+        tally.add(client, _Averaged(Mean(value, weights[client])))
+    return tally.total().value  # type: ignore[no-any-return]

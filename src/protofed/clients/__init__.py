@@ -1,7 +1,7 @@
 """What happens at a client, whatever engine runs it: samples, local training, evaluation, memory."""
 
 from protofed.clients.client import ClientSide
-from protofed.clients.jobs import Evaluate, Failed, Job, Result, Score, Train, Trained
+from protofed.clients.jobs import Evaluate, Failed, Job, Predict, Predicted, Result, Score, Train, Trained
 from protofed.clients.rehearsal import GlobalModel, Templates, rehearse
 from protofed.clients.setting import Setting
 from protofed.clients.store import ClientStore, write_atomically
@@ -13,6 +13,8 @@ __all__ = [
     "Failed",
     "GlobalModel",
     "Job",
+    "Predict",
+    "Predicted",
     "Result",
     "Score",
     "Setting",

@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from protofed.clients.jobs import Evaluate, Failed, Job, Result, Score, Train, Trained
+from protofed.clients.jobs import Evaluate, Failed, Job, Predict, Predicted, Result, Score, Train, Trained
 from protofed.clients.optimizers import kept_state, make_optimizers, restore_state
 from protofed.clients.rehearsal import Templates
 from protofed.clients.setting import Setting
@@ -20,68 +21,60 @@ from protofed.records import Message, Record, decode, encode
 
 
 class ClientSide:
-    """Plays any client: one model in memory, into which the weights of whoever acts are loaded."""
+    """Plays any client: one model of each architecture in memory, into which the weights of whoever acts are loaded."""
 
     def __init__(self, setting: Setting, templates: Templates) -> None:
         self._setting = setting
         self._templates = templates
-        self._net = Net(deepcopy(setting.model))
+        self._nets = [Net(deepcopy(model)) for model in setting.models]
         self._store = ClientStore(setting.clients_folder)
         self._received: tuple[Message, Record] | None = None
 
     def perform(self, job: Job, message: Message) -> Result:
         """Do one job; whatever goes wrong in it is an answer, not an exception."""
         try:
-            return self._train(job, message) if isinstance(job, Train) else self._evaluate(job, message)
+            if isinstance(job, Train):
+                return self._train(job, message)
+            return self._evaluate(job, message) if isinstance(job, Evaluate) else self._predict(job, message)
         except Exception as error:
             return Failed(f"{type(error).__name__}: {error}", traceback.format_exc())
 
     def _train(self, job: Train, message: Message) -> Trained:
-        setting, net, method = self._setting, self._net, self._setting.method
+        setting, method = self._setting, self._setting.method
         down = self._open(message, self._templates.down, f"broadcast to {job.client}")
-        state = self._enter(job.client, job.round, down)
+        net, state = self._enter(job.client, job.round, down)
         at = replace(setting.at(job.round, job.client), down=down, memory=state.memory, start=net.pick())
         samples = setting.samples(job.client)
         optimizers = make_optimizers(method, net, setting.plan, at.lr)
         restore_state(method, optimizers, state.optimizer)
         learnt = train(method, net, samples, at, optimizers)
-        # A client whose only batch was skipped has seen nothing; a clean look stands in for it.
-        notes = learnt.notes or self._clean_notes(at)
-        done = replace(at, notes=notes, taken=optimizers[0].taken, reach=optimizers[0].reach)
-        upload, memory = method.upload(net, samples, done)
+        at = replace(at, notes=learnt.notes, taken=optimizers[0].taken, reach=optimizers[0].reach)
+        upload, memory = method.upload(net, samples, at)
         sent = encode(upload, job.client)
-        state = ClientState(net.pick(), memory, kept_state(method, optimizers))
-        self._store.propose(job.client, job.round, state)
+        trained = ClientState(net.pick(), memory, kept_state(method, optimizers))
+        self._store.propose(job.client, job.round, trained)
         return Trained(sent.blob, sent.size, learnt.loss, learnt.samples)
 
-    def _clean_notes(self, at: At) -> dict[str, torch.Tensor]:
-        method = self._setting.method
-        if not method.keeps_notes:
-            return {}
-        samples = self._setting.samples(str(at.client))
-        with torch.no_grad(), self._net.eval():
-            x, y = next(samples.batches())
-            return method.observe(self._net, x, y)
-
-    @torch.no_grad()
     def _evaluate(self, job: Evaluate, message: Message) -> Score:
-        setting, net, method = self._setting, self._net, self._setting.method
-        at = setting.at(job.round, job.client)
         if job.client is None:
-            assert self._templates.global_model is not None, "a method without a global model has no global view"
-            package = self._open(message, self._templates.global_model, "server")
-            net.load(package.weights)
-            at = replace(at, down=package.down)
+            net, at = self._enter_server(job.round, message)
         else:
             down = self._open(message, self._templates.down, f"broadcast to {job.client}")
-            state = self._enter(job.client, job.round, None if job.view == "local" else down)
-            at = replace(at, down=down, memory=state.memory)
-        correct = total = 0
+            net, state = self._enter(job.client, job.round, None if job.view == "local" else down)
+            at = replace(self._setting.at(job.round, job.client), down=down, memory=state.memory)
+        samples = self._setting.test_samples(job.domain, job.client)
+        predicted = self._probabilities(net, samples.batches(), at).argmax(1)
+        return Score(int((predicted == samples.y).sum()), len(samples))
+
+    def _predict(self, job: Predict, message: Message) -> Predicted:
+        net, at = self._enter_server(job.round, message)
+        batches = self._setting.test_samples(job.domain, None).batches()
+        return Predicted(self._probabilities(net, batches, at).cpu().numpy())
+
+    @torch.no_grad()
+    def _probabilities(self, net: Net, batches: Any, at: At) -> Tensor:
         with net.eval():
-            for x, y in setting.test_samples(job.domain, job.client).batches():
-                correct += int((method.predict(net, x, at).argmax(1) == y).sum())
-                total += len(y)
-        return Score(correct, total)
+            return torch.cat([self._setting.method.predict(net, x, at) for x, _ in batches])
 
     def _open(self, message: Message, like: Record, sender: str) -> Any:
         """The record in a message, decoded once for all clients that receive the same bytes."""
@@ -89,11 +82,21 @@ class ClientSide:
             self._received = (message, decode(message.blob, like, sender))
         return self._received[1]
 
-    def _enter(self, client: str, round: int, down: Any | None) -> ClientState:
+    def _enter(self, client: str, round: int, down: Any | None) -> tuple[Net, ClientState]:
         """Load a client's own weights, and over them what it shares as it was broadcast."""
-        state = self._store.read(client, round, self._templates.client) or self._templates.client
-        self._net.load(state.model)
+        architecture = self._setting.architecture_of(client)
+        net, fresh = self._nets[architecture], self._templates.clients[architecture]
+        state = self._store.read(client, round, fresh) or fresh
+        net.load(state.model)
         loads = self._setting.method.loads
         if down is not None and loads != nothing:
-            self._net.load(down.weights, loads)
-        return state
+            net.load(down.weights, loads)
+        return net, state
+
+    def _enter_server(self, round: int, message: Message) -> tuple[Net, At]:
+        """Load the complete model that comes with a job."""
+        assert self._templates.global_model is not None, "a method without a global model has no global view"
+        package = self._open(message, self._templates.global_model, "server")
+        net = self._nets[0]
+        net.load(package.weights)
+        return net, replace(self._setting.at(round, None), down=package.down)

@@ -1,7 +1,9 @@
 """What clients are asked to do, and what they answer."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+from numpy.typing import NDArray
 
 from protofed.records import Bytes
 
@@ -29,7 +31,17 @@ class Evaluate:
     domain: str | None
 
 
-Job = Train | Evaluate
+@dataclass(frozen=True)
+class Predict:
+    """Class probabilities of the model that comes with the job on a domain's test set; ensembles are made of them."""
+
+    round: int
+    domain: str
+    member: str
+    """Whose model it is."""
+
+
+Job = Train | Evaluate | Predict
 
 
 @dataclass(frozen=True)
@@ -53,6 +65,13 @@ class Score:
 
 
 @dataclass(frozen=True)
+class Predicted:
+    """Class probabilities, [n, C]; an array, because tensors cross process borders in ways of their own."""
+
+    probabilities: NDArray[Any]
+
+
+@dataclass(frozen=True)
 class Failed:
     """A job that gave no result, and why; the trace is for the log of whoever debugs a method."""
 
@@ -60,4 +79,4 @@ class Failed:
     trace: str = ""
 
 
-Result = Trained | Score | Failed
+Result = Trained | Score | Predicted | Failed

@@ -14,6 +14,8 @@ from protofed.clients.samples import ClientSamples
 from protofed.clients.setting import Setting
 from protofed.clients.store import ClientState
 from protofed.data import Augment, Images
+from protofed.method import At
+from protofed.models import Split
 from protofed.models.net import Net
 from protofed.records import Record, Weights
 
@@ -34,7 +36,8 @@ class Templates:
     server: Record
     down: Record
     upload: Record
-    client: ClientState
+    clients: tuple[ClientState, ...]
+    """For each architecture."""
     global_model: GlobalModel | None
 
 
@@ -61,6 +64,13 @@ def rehearse(setting: Setting) -> Templates:
         server,
         down,
         upload,
-        ClientState(net.pick(), memory, kept_state(method, make_optimizers(method, net, setting.plan, at.lr))),
+        tuple(_fresh_client(setting, model, at) for model in setting.models),
         None if weights is None else GlobalModel(weights, down),
     )
+
+
+def _fresh_client(setting: Setting, model: Split, at: At) -> ClientState:
+    """A client with this architecture before its first round."""
+    method, net = setting.method, Net(deepcopy(model))
+    optimizers = make_optimizers(method, net, setting.plan, at.lr)
+    return ClientState(net.pick(), method.client_state(net, at), kept_state(method, optimizers))

@@ -18,9 +18,11 @@ class ClientSamples:
         augment: Augment,
         dtype: torch.dtype,
         device: torch.device,
+        balanced: bool = False,
         validation: "ClientSamples | None" = None,
     ) -> None:
         self.validation = validation
+        self._balanced = balanced
         self.y = images.y.to(device)
         self._pixels = images.x.to(device)
         self._normalise = normalise
@@ -39,13 +41,21 @@ class ClientSamples:
             yield x, self.y[part]
 
     def epoch(self, size: int, order: torch.Generator, chance: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-        """Every sample once, shuffled by `order` and augmented by `chance`."""
+        """Every sample once, shuffled by `order` and augmented by `chance`.
+
+        Balanced: as many samples, drawn with replacement so that every class is equally likely.
+        """
         if self._clean is None and not self._augment:
             # Without augmentation a sample looks the same in every epoch, so the work is done once.
             self._clean = self._normalise(self._pixels, self._dtype)
-        shuffled = torch.randperm(len(self), generator=order).to(self.y.device)
-        for chosen in torch.split(shuffled, size):
+        for chosen in torch.split(self._shuffled(order).to(self.y.device), size):
             if self._clean is None:
                 yield self._normalise(self._augment(self._pixels[chosen], chance), self._dtype), self.y[chosen]
             else:
                 yield self._clean[chosen], self.y[chosen]
+
+    def _shuffled(self, order: torch.Generator) -> Tensor:
+        if not self._balanced:
+            return torch.randperm(len(self), generator=order)
+        labels = self.y.cpu()
+        return torch.multinomial(1 / torch.bincount(labels)[labels], len(self), replacement=True, generator=order)

@@ -20,17 +20,32 @@ class Setting:
 
     method: Method
     plan: Plan
-    model: Split
-    """At its initial weights, which nobody changes: whoever trains takes a copy."""
+    models: tuple[Split, ...]
+    """At their initial weights, which nobody changes: whoever trains takes a copy. Clients have them in turn."""
     dataset: Dataset
     partition: Partition
     clients_folder: Path
     augment: Augment
+    balanced: bool
+    """Whether an epoch draws every class equally often."""
     validation: float
     """Part of every client's training data that is kept from training to validate on."""
     seed: int
     dtype: torch.dtype
     device: torch.device
+
+    @property
+    def model(self) -> Split:
+        """The architecture of the server, and of all clients where there is only one."""
+        return self.models[0]
+
+    def architecture_of(self, client: str | None) -> int:
+        """Which of the models a client has."""
+        return 0 if client is None else self._position[client] % len(self.models)
+
+    @cached_property
+    def _position(self) -> dict[str, int]:
+        return {client: index for index, client in enumerate(self.partition.clients)}
 
     @cached_property
     def pool(self) -> Images:
@@ -50,6 +65,7 @@ class Setting:
             classes=classes,
             dim=self.model.dim,
             clients=self.sizes,
+            image_shape=self.dataset.image_shape,
             seed=self.seed,
             round=round,
             client=client,
@@ -59,17 +75,25 @@ class Setting:
     def samples(self, client: str) -> ClientSamples:
         """The client's training samples, with those it validates on beside them."""
         train, validation = self._train_and_validation(client)
-        beside = self._prepared(self.pool.take(validation), Augment()) if len(validation) else None
-        return self._prepared(self.pool.take(train), self.augment, beside)
+        beside = self._clean(self.pool.take(validation)) if len(validation) else None
+        return ClientSamples(
+            self.pool.take(train),
+            self.dataset.normalise,
+            self.augment,
+            self.dtype,
+            self.device,
+            self.balanced,
+            beside,
+        )
 
     def test_samples(self, domain: str | None, client: str | None) -> ClientSamples:
         """A domain's test set, or the client's own hold-out."""
         if domain is not None:
-            return self._prepared(self.dataset.domains[domain].test, Augment())
-        return self._prepared(self.pool.take(self.partition.holdout[str(client)]), Augment())
+            return self._clean(self.dataset.domains[domain].test)
+        return self._clean(self.pool.take(self.partition.holdout[str(client)]))
 
-    def _prepared(self, images: Images, augment: Augment, validation: ClientSamples | None = None) -> ClientSamples:
-        return ClientSamples(images, self.dataset.normalise, augment, self.dtype, self.device, validation)
+    def _clean(self, images: Images) -> ClientSamples:
+        return ClientSamples(images, self.dataset.normalise, Augment(), self.dtype, self.device)
 
     def _train_and_validation(self, client: str) -> tuple[Tensor, Tensor]:
         """Indices into the pool; at least one sample stays to train on."""

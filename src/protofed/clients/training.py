@@ -1,6 +1,8 @@
 """Local training: the one inner loop, the same for every method and every engine."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -24,7 +26,7 @@ class Learnt:
 
 def train(method: Method, net: Net, samples: ClientSamples, at: At, optimizers: list[LocalOptimizer]) -> Learnt:
     """Train for this round's epochs."""
-    order, chance, lottery = at.rng("order"), at.rng("augment"), at.rng("draw")
+    lottery = at.rng("draw")
     epochs = at.plan.epochs[at.round]
     terms_seen: dict[str, Tensor] = {}
     samples_seen = 0
@@ -33,27 +35,38 @@ def train(method: Method, net: Net, samples: ClientSamples, at: At, optimizers: 
         # Only dropout draws from the global generator; this keys it like everything else.
         torch.manual_seed(stable_seed(at.seed, "dropout", at.round, at.client))
         _set_modes(method, net)
-        for epoch in range(epochs):
-            keeps = method.keeps_notes and epoch == epochs - 1
-            for x, y in samples.epoch(at.plan.batch, order, chance):
-                if len(y) == 1 and method.drop_singleton_batch:
-                    continue
-                step_at = replace(at, draw=method.draw(y, at, lottery))
-                for step, optimizer in zip(method.steps, optimizers, strict=True):
-                    outcome = getattr(method, step.loss)(net, x, y, step_at)
-                    terms, notes = outcome if isinstance(outcome, tuple) else (outcome, {})
-                    optimizer.step(torch.stack(list(terms.values())).sum())
-                    for name, value in terms.items():
-                        share = value.detach() * len(y)
-                        terms_seen[name] = terms_seen[name] + share if name in terms_seen else share
-                    if keeps and notes:
-                        kept.append({key: value.detach() for key, value in notes.items()})
-                samples_seen += len(y)
+        for epoch, x, y in _batches(method, samples, at):
+            keeps = method.keeps_notes and (at.plan.unit == "steps" or epoch == epochs - 1)
+            step_at = replace(at, draw=method.draw(y, at, lottery))
+            for step, optimizer in zip(method.steps, optimizers, strict=True):
+                outcome = getattr(method, step.loss)(net, x, y, step_at)
+                terms, notes = outcome if isinstance(outcome, tuple) else (outcome, {})
+                optimizer.step(torch.stack(list(terms.values())).sum())
+                for name, value in terms.items():
+                    share = value.detach() * len(y)
+                    terms_seen[name] = terms_seen[name] + share if name in terms_seen else share
+                if keeps and notes:
+                    kept.append({key: value.detach() for key, value in notes.items()})
+            samples_seen += len(y)
     return Learnt(
         {name: float(value) / samples_seen for name, value in terms_seen.items()},
         samples_seen,
         {key: torch.cat([notes[key] for notes in kept]) for key in kept[0]} if kept else {},
     )
+
+
+def _batches(method: Method, samples: ClientSamples, at: At) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """The batches of this round, each with its epoch."""
+    order, chance = at.rng("order"), at.rng("augment")
+    amount = at.plan.epochs[at.round]
+    every = (
+        (epoch, x, y)
+        for epoch in range(amount)
+        for x, y in samples.epoch(at.plan.batch, order, chance)
+        if len(y) > 1 or not method.drop_singleton_batch
+    )
+    # An epoch has at least one batch, so as many epochs as steps are enough for the steps.
+    return every if at.plan.unit == "epochs" else islice(every, amount)
 
 
 def _set_modes(method: Method, net: Net) -> None:

@@ -49,6 +49,18 @@ class Partition:
                 digest.update(np.ascontiguousarray(indices, dtype="<i8").tobytes())
         return digest.hexdigest()
 
+    def pooled(self) -> "Partition":
+        """Everybody's images in one client's hands: the upper bound of a comparison."""
+        return Partition(
+            self.protocol,
+            ("pool-0",),
+            {"pool-0": np.sort(np.concatenate(list(self.train.values())))},
+            {"pool-0": np.sort(np.concatenate(list(self.holdout.values())))},
+            {"pool-0": ""},
+            self.held_out,
+            self.warnings,
+        )
+
     def counts(self, y: Tensor | IntArray, classes: int) -> IntArray:
         """Training images of each class per client, [clients, classes], given the labels of the pooled set."""
         labels = np.asarray(y)
@@ -199,7 +211,8 @@ def _by_domain(
         order = np.array(dataset.offsets[name], dtype=np.int64)
         rng.shuffle(order)
         remainder = order
-        for client, wanted, size in zip(ids, *_sizes(name, len(order), len(ids), share_of[name]), strict=True):
+        sizes = _sizes(name, len(order), len(ids), share_of[name], len(dataset.classes))
+        for client, wanted, size in zip(ids, *sizes, strict=True):
             taken, remainder = remainder[:size], remainder[size:]
             if size < wanted:
                 warnings.append(f"client {client} gets {size} images instead of {wanted}: domain {name} has no more")
@@ -284,11 +297,14 @@ def _per_domain(text: str, names: Sequence[str], what: str) -> dict[str, str]:
     return values
 
 
-def _sizes(name: str, available: int, clients: int, share: int | None) -> tuple[list[int], list[int]]:
-    """Wanted and possible number of images for each client of a domain, in turn."""
-    fitting = available if share is None else math.ceil(available / share)
+def _sizes(name: str, available: int, clients: int, share: int | None, classes: int) -> tuple[list[int], list[int]]:
+    """Wanted and possible number of images for each client of a domain, in turn.
+
+    Without a wish the domain is divided evenly, but not into crumbs of fewer images than there are classes.
+    """
+    fitting = max(1, available // classes) if share is None else math.ceil(available / share)
     if clients > fitting:
-        each = "one image" if share is None else f"{share} images"
+        each = f"at least {classes} images (as many as classes)" if share is None else f"{share} images"
         raise UserError(
             f"domain {name} has {available} training images; with {each} each, {fitting} clients fit, not {clients}"
         )

@@ -12,7 +12,7 @@ from multiprocessing.process import BaseProcess
 
 import torch
 
-from protofed.clients import ClientSide, Evaluate, Failed, Job, Result, Setting, Templates, Train
+from protofed.clients import ClientSide, Failed, Job, Predict, Result, Setting, Templates, Train
 from protofed.records import Message
 
 _PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux
@@ -63,8 +63,8 @@ class WorkersEngine:
         """How much work a job is, relative to others of its kind."""
         if isinstance(job, Train):
             return self._setting.sizes[job.client]
-        if job.domain is not None:
-            return len(self._setting.dataset.domains[job.domain].test)
+        if isinstance(job, Predict) or job.domain is not None:
+            return len(self._setting.dataset.domains[str(job.domain)].test)
         return len(self._setting.partition.holdout[str(job.client)])
 
 
@@ -120,7 +120,6 @@ def _serve(line: Connection, parents_end: Connection, setting: Setting, template
         while True:
             job, message = line.recv()
             at_hand = message or at_hand
-            assert isinstance(job, Train | Evaluate)
             assert at_hand is not None
             line.send(side.perform(job, at_hand))
 

@@ -17,7 +17,7 @@ from protofed.data import Augment, Dataset, load, make_partition
 from protofed.engines import choose_engine
 from protofed.errors import UserError, unknown_name
 from protofed.experiments.options import Options
-from protofed.models import Split, WeightsReport, build_model, load_weights
+from protofed.models import Split, WeightsReport, build_model, describe, load_weights, nothing, to_common_length
 from protofed.registry import find_method, in_words, load_plugin, make_method
 from protofed.seeding import stable_seed
 
@@ -80,7 +80,7 @@ class Assembly:
             "model": {
                 "name": options.model,
                 "options": options.settings_for("model"),
-                "parameters": sum(param.numel() for param in setting.model.parameters()),
+                "parameters": [sum(param.numel() for param in model.parameters()) for model in setting.models],
                 "dim": setting.model.dim,
                 "weights": None if self.weights is None else self.weights.summary(),
             },
@@ -126,33 +126,64 @@ def assemble(options: Options, clients_folder: Path) -> Assembly:
         seed=options.seed,
         **data_settings,
     )
-    base, report = _base_model(options, dataset)
+    if method.pools_data:
+        partition = partition.pooled()
+    bases, report = _base_models(options, dataset)
     setting = Setting(
         method=method,
         plan=method.plan(options.training_plan()),
-        model=base.to(device, getattr(torch, options.dtype)),
+        models=tuple(base.to(device, getattr(torch, options.dtype)) for base in bases),
         dataset=dataset,
         partition=partition,
         clients_folder=clients_folder,
         augment=augment,
+        balanced=options.balanced,
         validation=validation,
         seed=options.seed,
         dtype=getattr(torch, options.dtype),
         device=device,
     )
     with _keyed(options.seed, "build"):
-        setting = replace(setting, model=method.build(setting.model, setting.at(0, None)))
+        built = tuple(method.build(base, setting.at(0, None)) for base in setting.models)
+        # What a method adds is made by torch in its default precision.
+        setting = replace(setting, models=tuple(model.to(device, setting.dtype) for model in built))
+    _refuse_impossible(options, setting)
     engine, workers = choose_engine(options.engine, options.workers, len(partition.clients), options.device)
     warnings = (*dataset.warnings, *partition.warnings)
     return Assembly(options, setting, rehearse(setting), engine, workers, warnings, report)
 
 
-def _base_model(options: Options, dataset: Dataset) -> tuple[Split, WeightsReport | None]:
-    """The model the user chose; its initial weights depend on the seed only, so every method starts from the same."""
+def _base_models(options: Options, dataset: Dataset) -> tuple[list[Split], WeightsReport | None]:
+    """The models the user chose; initial weights depend on the seed only, so every method starts from the same."""
+    names = options.model.split(",")
+    settings = options.settings_for("model")
+    if len(names) == 1:
+        taken = {names[0]: settings}
+    else:
+        taken = {name: {key: settings[key] for key in settings if key in describe(name).options} for name in names}
+        for key in settings:
+            if not any(key in each for each in taken.values()):
+                raise UserError(f"--set model.{key}: none of the models {', '.join(names)} has such an option")
     with _keyed(options.seed, "init"):
-        model = build_model(options.model, dataset.image_shape, len(dataset.classes), options.settings_for("model"))
-    report = None if options.weights is None else load_weights(model, options.weights)
-    return model, report
+        models = [build_model(name, dataset.image_shape, len(dataset.classes), taken[name]) for name in names]
+        models = to_common_length(models)
+    if options.weights is None:
+        return models, None
+    if len(models) > 1:
+        raise UserError("--weights fits one architecture; leave it out, or give one --model")
+    return models, load_weights(models[0], options.weights)
+
+
+def _refuse_impossible(options: Options, setting: Setting) -> None:
+    """Combinations that cannot work, refused with the reason."""
+    method = setting.method
+    if len(setting.models) > 1 and method.shares != nothing:
+        raise UserError(
+            f"{options.method} exchanges weights, so all clients need one architecture; give one --model, or a method "
+            "that exchanges prototypes only, such as fedproto or conffedproto"
+        )
+    if options.ensemble and method.shares == nothing:
+        raise UserError(f"--ensemble needs a method that sends models; {options.method} sends none")
 
 
 @contextmanager

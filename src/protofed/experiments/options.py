@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from protofed.engines import ENGINES
 from protofed.errors import UserError, unknown_name
-from protofed.method import Plan
+from protofed.method import Plan, epochs_in
 
 WholeNumber = Annotated[int, Field(ge=1)]
 
@@ -30,14 +30,16 @@ class Options(BaseModel):
     clients: str | None = Field(None, description="clients of each domain, for example mnist=6,usps=4")
     fraction: str | None = Field(None, description="part of its domain a client holds: X, or mnist=.1,usps=.01")
     samples_per_client: str | None = Field(None, description="samples a client holds: N, or mnist=600,usps=72")
+    balanced: bool = Field(False, description="draw every class equally often in training")
     image_size: WholeNumber | None = Field(None, description="bring all images to this side length")
-    model: str = Field("cnn", description="the network; `protofed models` lists them")
+    model: str = Field("cnn", description="the network, or several for clients to have in turn: lenet5,cnn")
     weights: str | None = Field(None, description="start from these weights (.safetensors or .pth)")
     rounds: WholeNumber = Field(10, description="number of exchanges")
     epochs: WholeNumber = Field(1, description="local epochs per round")
     plan: str | None = Field(
         None, description="local epochs of each round, for example 30,60,60; replaces the two above"
     )
+    ensemble: bool = Field(False, description="do not average the last exchange: the clients' models predict together")
     batch: WholeNumber = Field(32, description="batch size")
     participation: float = Field(1.0, gt=0, le=1, description="part of the clients that train in a round")
     optimizer: Literal["sgd", "adam"] = Field("sgd", description="local optimiser")
@@ -109,15 +111,7 @@ class Options(BaseModel):
         )
 
     def _epochs(self) -> tuple[int, ...]:
-        if self.plan is None:
-            return (self.epochs,) * self.rounds
-        try:
-            epochs = tuple(int(part) for part in self.plan.split(","))
-        except ValueError:
-            epochs = ()
-        if not epochs or min(epochs) < 1:
-            raise UserError(f"plan={self.plan} is not valid; give the epochs of each round, for example 30,60,60")
-        return epochs
+        return (self.epochs,) * self.rounds if self.plan is None else epochs_in(self.plan)
 
 
 def make_options(given: Mapping[str, Any]) -> Options:

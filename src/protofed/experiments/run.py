@@ -87,7 +87,12 @@ def _run(assembly: Assembly, folder: RunFolder, resume: bool, callbacks: list[An
     options, setting = assembly.options, assembly.setting
     engine = make_engine(assembly.engine, assembly.workers, setting, assembly.templates)
     try:
-        watch = Watch(options.participation, options.evaluate_every, options.evaluate_local)
+        watch = Watch(
+            options.participation,
+            options.evaluate_every,
+            options.evaluate_local,
+            options.ensemble or setting.method.ensembles,
+        )
         federation = Federation(setting, assembly.templates, engine, folder, watch)
         if resume:
             federation.resume()

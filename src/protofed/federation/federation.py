@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,9 +13,9 @@ import torch
 from protofed.clients import Failed, GlobalModel, Setting, Templates, Train, Trained
 from protofed.errors import BadMessage
 from protofed.federation.engine import Engine
-from protofed.federation.evaluation import Evaluator
+from protofed.federation.evaluation import Evaluator, Member
 from protofed.federation.folder import RunFolder
-from protofed.records import Bytes, Message, Record, Tally, decode, encode
+from protofed.records import Bytes, Message, Record, Tally, Weights, decode, encode
 from protofed.seeding import generator
 
 log = logging.getLogger("protofed")
@@ -28,6 +28,8 @@ class Watch:
     participation: float = 1.0
     evaluate_every: int = 1
     evaluate_local: bool = False
+    ensemble: bool = False
+    """After the last round the clients' models predict together."""
 
 
 class Federation:
@@ -44,7 +46,7 @@ class Federation:
         self.setting = setting
         self.folder = folder
         self.server = templates.server
-        self.evaluator = Evaluator(setting, templates, engine)
+        self.evaluator = Evaluator(setting, engine)
         self._templates = templates
         self._engine = engine
         self._watch = watch
@@ -78,10 +80,10 @@ class Federation:
         with clock.part("train"):
             exchange = self._exchange(round, participants)
         with clock.part("aggregate"):
-            at = self.setting.at(round, None)
+            at = replace(self.setting.at(round, None), participants=tuple(exchange.tally.clients))
             self.server = self.setting.method.aggregate(self.server, exchange.tally.total(), at)
         with clock.part("evaluate"):
-            accuracy = self._accuracy(round)
+            accuracy = self._accuracy(round, exchange.members)
         record = {
             "round": round + 1,
             "participants": participants,
@@ -110,10 +112,11 @@ class Federation:
         exchange = _Exchange()
         post = _Post(self, round)
         jobs = [(Train(round, client), post.message_to(client)) for client in participants]
-        for _, message in jobs:
-            exchange.down += message.size
+        if not self.setting.method.pools_data:
+            for _, message in jobs:
+                exchange.down += message.size
         for job, result in _in_order(self._engine.perform(jobs), [job for job, _ in jobs]):
-            failure = result if isinstance(result, Failed) else self._take_in(exchange, job.client, result)
+            failure = result if isinstance(result, Failed) else self._take_in(exchange, round, job.client, result)
             if failure is not None:
                 self.folder.store.withdraw(job.client, round)
                 exchange.left_out(job.client, failure)
@@ -123,26 +126,40 @@ class Federation:
         exchange.average_losses()
         return exchange
 
-    def _take_in(self, exchange: "_Exchange", client: str, result: Trained) -> Failed | None:
+    def _take_in(self, exchange: "_Exchange", round: int, client: str, result: Trained) -> Failed | None:
         """Fold one upload in, or say why it cannot be used."""
-        exchange.up += result.size
+        if not self.setting.method.pools_data:
+            exchange.up += result.size
         try:
             upload = decode(result.blob, self._templates.upload, client)
         except BadMessage as error:
             return Failed(str(error))
         exchange.tally.add(client, upload)
         exchange.add_loss(result)
+        if self._watch.ensemble and round + 1 == self.setting.plan.rounds:
+            exchange.members[client] = self.setting.method.client_weights(self.server, upload)
         return None
 
-    def _accuracy(self, round: int) -> dict[str, Any] | None:
+    def _accuracy(self, round: int, members: dict[str, Weights]) -> dict[str, Any] | None:
         last = round + 1 == self.setting.plan.rounds
         if not last and (round + 1) % self._watch.evaluate_every:
             return None
         # What clients would use now is what the next round would send them.
         post = _Post(self, round + 1)
+        newcomer = self.broadcast(round + 1, None)
         weights = self.setting.method.global_weights(self.server)
-        package = None if weights is None else encode(GlobalModel(weights, self.broadcast(round + 1, None)), "server")
-        return self.evaluator.evaluate(round, package, post.message_to, self._watch.evaluate_local)
+        package = None if weights is None else encode(GlobalModel(weights, newcomer), "server")
+        ensemble = [
+            Member(client, share, encode(GlobalModel(members[client], newcomer), client))
+            for client, share in self._ensemble_shares(list(members)).items()
+        ]
+        return self.evaluator.evaluate(round, package, post.message_to, ensemble, self._watch.evaluate_local)
+
+    def _ensemble_shares(self, members: list[str]) -> dict[str, float]:
+        """How much each member counts: all the same, or by samples where the method says so."""
+        by_size = getattr(self.setting.method, "ensemble_weights", "uniform") == "size"
+        weights = {client: self.setting.sizes[client] if by_size else 1 for client in members}
+        return {client: weight / sum(weights.values()) for client, weight in weights.items()}
 
 
 @dataclass
@@ -156,6 +173,7 @@ class _Exchange:
     samples: int = 0
     events: list[dict[str, str]] = field(default_factory=list)
     failures: list[Failed] = field(default_factory=list)
+    members: dict[str, Weights] = field(default_factory=dict)
 
     def add_loss(self, result: Trained) -> None:
         self.samples += result.samples

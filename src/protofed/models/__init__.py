@@ -10,7 +10,19 @@ from protofed.models.catalog import (
     register_model,
     require_side,
 )
-from protofed.models.groups import Group, everything, features, head, normalisation, nothing, of_type, part, tensors
+from protofed.models.groups import (
+    Group,
+    everything,
+    features,
+    head,
+    normalisation,
+    nothing,
+    of_type,
+    part,
+    running_statistics,
+    tensors,
+)
+from protofed.models.projection import to_common_length, with_projection
 from protofed.models.split import ImageShape, Split
 from protofed.models.weights import Mismatch, WeightsReport, load_weights
 
@@ -39,5 +51,8 @@ __all__ = [
     "register_model",
     "require_side",
     "resnet",
+    "running_statistics",
     "tensors",
+    "to_common_length",
+    "with_projection",
 ]

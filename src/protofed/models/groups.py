@@ -79,6 +79,15 @@ class _Nothing(Group):
 
 
 @dataclass(frozen=True)
+class _Buffers(Group):
+    def names(self, model: nn.Module) -> frozenset[str]:
+        return frozenset(tensors(model)) - frozenset(name for name, _ in model.named_parameters())
+
+    def __str__(self) -> str:
+        return "running_statistics"
+
+
+@dataclass(frozen=True)
 class _OfType(Group):
     module_types: tuple[type[nn.Module], ...]
     label: str
@@ -146,3 +155,5 @@ nothing: Group = _Nothing()
 features: Group = _SideOfCut("features")
 head: Group = _SideOfCut("head")
 normalisation: Group = _OfType((_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm), "normalisation")
+running_statistics: Group = _Buffers()
+"""What no optimiser trains: the floating-point buffers, above all the running means of batch normalisation."""

@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from protofed.models.groups import Group, everything, tensors
 from protofed.models.split import Split, evaluation_mode
-from protofed.records import ClassTable, Weights
+from protofed.records import ClassTable, PrototypeSet, Weights
 
 
 class Net:
@@ -82,6 +82,10 @@ class Net:
     def empty_table(self) -> ClassTable:
         """Prototypes for this model's features of which none exists yet."""
         return ClassTable.empty(self.classes, self.dim, like=next(iter(self._params.values())).detach())
+
+    def empty_set(self) -> PrototypeSet:
+        """The same for several prototypes per class."""
+        return PrototypeSet.empty(self.classes, self.dim, like=next(iter(self._params.values())).detach())
 
     @torch.no_grad()
     def load(self, weights: Weights, group: Group = everything) -> None:

@@ -127,6 +127,17 @@ class PrototypeSet(LabelledRows):
 
     rows: Tensor = _travels_as("prototypes")
 
+    @classmethod
+    def empty(cls, classes: int, dim: int, like: Tensor) -> "PrototypeSet":
+        """A set without any prototype, with the type and device of `like`."""
+        return cls(like.new_zeros(0, dim), like.new_zeros(0, dtype=torch.long), classes)
+
+    def or_else(self, other: "PrototypeSet") -> "PrototypeSet":
+        """This set, with all prototypes of the classes it lacks taken from `other`."""
+        lacking = ~torch.isin(other.labels, self.labels)
+        rows = torch.cat([self.rows, other.rows[lacking]])
+        return PrototypeSet(rows, torch.cat([self.labels, other.labels[lacking]]), self.classes)
+
 
 class Mean(Record, Generic[T]):
     """An upload field the server sees only as the weighted mean over clients.

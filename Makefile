@@ -1,0 +1,40 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+DEMO := runs/demo
+
+.PHONY: setup demo test test-all lint types bench clean
+
+# The stamp makes setup idempotent: it is repeated only when what is to be installed has changed.
+setup: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+demo: setup
+	rm -rf $(DEMO)
+	$(BIN)/protofed compare fedavg i2pfl --data digits --samples-per-client 800 --rounds 15 --epochs 3 --out $(DEMO)
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup
+	$(BIN)/mypy
+
+test: lint types
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: lint types
+	$(BIN)/python -m pytest
+
+bench: setup
+	$(BIN)/python -m benchmarks.overhead
+
+clean:
+	rm -rf $(VENV) runs build dist

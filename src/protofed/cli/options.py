@@ -1,0 +1,64 @@
+"""Command-line options made from the definition of `Options`, so that nothing is said twice."""
+
+import inspect
+import json
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from pydantic.fields import FieldInfo
+
+from protofed.errors import UserError
+from protofed.experiments import Options
+
+_REPEATED = ("set", "plugin")
+
+
+def takes_run_options(without: tuple[str, ...] = ()) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator: the command gets every option of a run, and receives those the user gave as the dict `given`."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        names = [name for name in Options.model_fields if name not in without]
+
+        @wraps(command)
+        def with_options(**values: Any) -> Any:
+            given = {name: values.pop(name) for name in names}
+            return command(given={name: value for name, value in given.items() if value not in (None, [])}, **values)
+
+        own = [entry for entry in inspect.signature(command).parameters.values() if entry.name != "given"]
+        parameters = [*own, *(_parameter(name, Options.model_fields[name]) for name in names)]
+        with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        with_options.__annotations__ = {entry.name: entry.annotation for entry in parameters}
+        return with_options
+
+    return decorate
+
+
+def options_of(run_json: Path) -> dict[str, Any]:
+    """The options stored in a run.json, to run it again."""
+    try:
+        stored = json.loads(run_json.read_text())["options"]
+    except FileNotFoundError:
+        raise UserError(f"no such file: {run_json}; --from takes the run.json of an earlier run") from None
+    except (ValueError, KeyError, TypeError, IsADirectoryError):
+        raise UserError(f"{run_json} is not the run.json of a run") from None
+    return dict(stored)
+
+
+def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
+    flag = f"--{name.replace('_', '-')}"
+    default = field.get_default(call_default_factory=True)
+    text = field.description or ""
+    if default not in (None, [], {}, False):
+        text += f" [default: {default}]"
+    if field.annotation is bool:
+        annotation: Any = Annotated[bool | None, typer.Option(flag, help=text, show_default=False)]
+    elif name in _REPEATED:
+        metavar = "KEY=VALUE" if name == "set" else "FILE.py"
+        annotation = Annotated[list[str] | None, typer.Option(flag, help=text, metavar=metavar, show_default=False)]
+    else:
+        # Values are texts here; `Options` checks them and says what is wrong in the same words as in Python.
+        annotation = Annotated[str | None, typer.Option(flag, help=text, metavar="VALUE", show_default=False)]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)

@@ -1,0 +1,45 @@
+"""`protofed run`: train one federation."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from protofed.cli.options import options_of, takes_run_options
+from protofed.cli.output import ProgressBar, console, show_summary
+from protofed.experiments import run
+
+
+@takes_run_options(without=("method",))
+def run_command(
+    *,
+    given: dict[str, Any],
+    method: Annotated[str | None, typer.Argument(help="a method's name, or file.py:Class [default: i2pfl]")] = None,
+    out: Annotated[str | None, typer.Option("--out", help="the run folder [default: runs/NAME]")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="continue the run in --out")] = False,
+    from_: Annotated[Path | None, typer.Option("--from", help="take the options of an earlier run's run.json")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="say nothing but warnings")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print the summary as JSON, and nothing else")] = False,
+) -> None:
+    """Train a federation and write a run folder.
+
+    Example: protofed run i2pfl --data digits --rounds 10 --out my-run
+    """
+    if method is not None:
+        given["method"] = method
+    if from_ is not None:
+        given = {**options_of(from_), **given}
+    progress = ProgressBar()
+    try:
+        result = run(out=out, resume=resume, callbacks=[] if quiet or as_json else [progress], **given)
+    except BaseException:
+        progress.stop()
+        raise
+    if as_json:
+        print(json.dumps(result.summary))
+    elif quiet:
+        return
+    else:
+        console().print()
+        show_summary(result)

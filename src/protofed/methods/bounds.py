@@ -1,0 +1,37 @@
+"""The two ends between which federated methods lie: all data in one place, and one average after training alone."""
+
+from dataclasses import replace
+
+from protofed.method import Plan, knob
+from protofed.methods.fedavg import FedAvg
+from protofed.registry import register
+
+
+@register("centralized")
+class Centralized(FedAvg):
+    """One model trained on everybody's data, for as many epochs as a client would train: the upper bound."""
+
+    paper = ""
+    sends_up = "nothing (the data are pooled)"
+    sends_down = "nothing"
+    readings = ("The optimiser goes on over the rounds, as it would in one long training (persist_optimizer).",)
+    pools_data = True
+
+    persist_optimizer: bool = knob(True, "keep momentum and moments between rounds instead of starting afresh")
+
+
+@register("single")
+class Single(FedAvg):
+    """Clients train alone for the whole budget; their models are averaged once, at the end."""
+
+    paper = "The baseline named Single in FedMP, 2025"
+    sends_up = "weights, sample count, once"
+    sends_down = "weights, once"
+    readings = (
+        "Whether the average is weighted is not said; by samples (weighting).",
+        "The averaged model is scored; --evaluate-local adds the clients' own, often higher, accuracy.",
+    )
+
+    def plan(self, plan: Plan) -> Plan:
+        """One round of all epochs."""
+        return replace(plan, epochs=(sum(plan.epochs),))

@@ -1,0 +1,125 @@
+"""COPA: one feature extractor that must please the classifiers of all domains, which predict together.
+
+Wu, Gong. Collaborative Optimization and Aggregation for Decentralized Domain Generalization and Adaptation. ICCV 2021.
+"""
+
+from copy import deepcopy
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from protofed.method import At, Method, NonNegative, Samples, Terms, knob
+from protofed.models import Split, features, head
+from protofed.models.net import Net
+from protofed.records import Each, Mean, Record, Weights
+from protofed.registry import register
+from protofed.verbs import cross_entropy, joined, weighted_mean
+
+
+class Ensemble(Record):
+    """Server state and broadcast: the extractor phi and the head psi_j of every client."""
+
+    weights: Weights
+    heads: dict[str, Weights]
+
+
+class Upload(Record):
+    """A client's extractor, averaged, and its head, which is not."""
+
+    weights: Mean[Weights]
+    head: Each[Weights]
+
+
+@register("copa")
+class Copa(Method):
+    """The extractor is averaged, heads are published: features must suit foreign heads, and all heads vote."""
+
+    paper = (
+        "Wu and Gong, Collaborative Optimization and Aggregation for Decentralized Domain Generalization and "
+        "Adaptation, ICCV 2021"
+    )
+    sends_up = "weights of the extractor, of the own head, sample count"
+    sends_down = "weights of the extractor, the heads of all clients"
+    readings = (
+        "The branch for domain generalisation only; no pseudo-labels.",
+        "Batch-instance normalisation and strong augmentation are left out unless asked for (hybrid_norm, "
+        "data.augment).",
+        "Whether probabilities or scores are averaged is not said; probabilities (ensemble).",
+        "MarsFL averages the heads through a second name; here they are collected. Only the saved model, which has "
+        "room for one head, holds their mean: with a linear head that is ensemble=logits exactly.",
+    )
+    shares = features
+    kind = "global"  # extractor and all heads are the same for everybody
+
+    foreign_weight: NonNegative = knob(1.0, "weight of each foreign head's loss")
+    ensemble: Literal["softmax", "logits"] = knob("softmax", "average the heads' probabilities or their scores")
+    hybrid_norm: bool = knob(False, "mix batch and instance normalisation by a learnt gate per channel")
+
+    def build(self, base: Split, at: At) -> Split:
+        """The model the user chose, with gated normalisation where it is asked for."""
+        return _with_hybrid_norm(base) if self.hybrid_norm else base
+
+    def server_state(self, net: Net, at: At) -> Ensemble:
+        """The initial model; every head is the same."""
+        return Ensemble(net.pick(features), {client: net.pick(head) for client in at.clients})
+
+    def loss(self, net: Net, x: Tensor, y: Tensor, at: At) -> Terms:
+        """The own head's cross-entropy and that of each foreign head, whose gradient reaches the extractor only."""
+        h = net.features(x)
+        foreign = [
+            cross_entropy(net.using(psi_j).head(h), y) for client, psi_j in at.down.heads.items() if client != at.client
+        ]
+        return {
+            "ce": cross_entropy(net.head(h), y),
+            "foreign": self.foreign_weight * sum(foreign, h.new_zeros(())),
+        }
+
+    def upload(self, net: Net, data: Samples, at: At) -> tuple[Upload, Record]:
+        """The trained extractor and head."""
+        return Upload(Mean(net.pick(features), self.weight(at)), Each(net.pick(head))), at.memory
+
+    def aggregate(self, server: Ensemble, total: Any, at: At) -> Ensemble:
+        """The mean extractor; the heads are replaced one by one."""
+        return Ensemble(total.weights, {**server.heads, **total.head})
+
+    def predict(self, net: Net, x: Tensor, at: At) -> Tensor:
+        """The mean over all heads."""
+        h = net.features(x)
+        z = torch.stack([net.using(psi_j).head(h) for psi_j in at.down.heads.values()])  # [N, n, C]
+        return z.softmax(2).mean(0) if self.ensemble == "softmax" else z.mean(0).softmax(1)
+
+    def global_weights(self, server: Ensemble) -> Weights:
+        """The extractor with the mean head."""
+        psi = weighted_mean(server.heads, dict.fromkeys(server.heads, 1.0))
+        return joined(server.weights, psi)
+
+
+class HybridNorm(nn.BatchNorm2d):
+    """rho x batch normalisation + (1 - rho) x instance normalisation, with one scale and shift for both."""
+
+    def __init__(self, like: nn.BatchNorm2d) -> None:
+        super().__init__(like.num_features, like.eps, like.momentum)
+        self.load_state_dict(like.state_dict())
+        self.gate = nn.Parameter(torch.zeros(like.num_features))
+        """Before the sigmoid, so that rho stays in [0, 1] and never loses its gradient."""
+        self.to(like.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The mix; a map of one pixel has no instance statistics and is normalised by the batch alone."""
+        batch = super().forward(x)
+        if x.shape[2:].numel() == 1:
+            return batch
+        instance = functional.instance_norm(x, weight=self.weight, bias=self.bias, eps=self.eps)
+        rho = self.gate.sigmoid()[:, None, None]
+        return rho * batch + (1 - rho) * instance
+
+
+def _with_hybrid_norm(base: Split) -> Split:
+    """A copy in which every two-dimensional batch normalisation is a gated one."""
+    model = deepcopy(base)
+    for path, module in list(model.named_modules()):
+        if isinstance(module, nn.BatchNorm2d):
+            model.set_submodule(path, HybridNorm(module))
+    return model

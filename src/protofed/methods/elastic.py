@@ -1,0 +1,97 @@
+"""Elastic Aggregation: coordinates to which the output is sensitive move less, the others more.
+
+Chen, Hu, Xia, Lu. Elastic Aggregation for Federated Optimization. CVPR 2023.
+"""
+
+from math import ceil
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from protofed.method import At, Fraction, NonNegative, Samples, knob
+from protofed.methods.fedavg import FedAvg, Model, Upload
+from protofed.models.net import Net
+from protofed.records import Each, Mean, Record, Weights
+from protofed.registry import register
+from protofed.verbs import cross_entropy, weighted_mean
+
+Sensitivity = dict[str, Tensor]
+
+
+class ElasticUpload(Upload):
+    """A client's model and sensitivity; a maximum over clients needs the sensitivities one by one."""
+
+    omega: Mean[Sensitivity] | Each[Sensitivity]
+
+
+@register("elastic")
+class Elastic(FedAvg):
+    """FedAvg whose step is stretched or damped, tensor by tensor or element by element."""
+
+    paper = "Chen et al., Elastic Aggregation for Federated Optimization, CVPR 2023"
+    sends_up = "weights, sensitivities, sample count"
+    readings = (
+        "Sensitivity: the paper's is per scalar, public code has one number per tensor, the mean of |g|; per tensor "
+        "(level).",
+        "Sensitivity of what: the paper's is of the output's norm, public code's of the loss; the norm (signal).",
+        "Relative to the largest of all entries; public code takes the largest over clients (maximum).",
+        "The samples it is measured on are trained on as well.",
+        "Running statistics are averaged, not stretched.",
+    )
+    presets = {  # noqa: RUF012 (a ClassVar by inheritance)
+        "paper": {"level": "element"},
+    }
+
+    tau: NonNegative = knob(0.5, "the step lies between tau and 1 + tau times the mean change")
+    mu: Fraction = knob(0.95, "weight of the past in the running mean of sensitivities")
+    sample: Annotated[float, Field(gt=0, le=1)] = knob(0.3, "part of a client's samples to measure sensitivity on")
+    level: Literal["tensor", "element"] = knob("tensor", "one sensitivity per tensor or per scalar")
+    signal: Literal["output_norm", "ce"] = knob("output_norm", "whose gradient: the output's squared norm or the loss")
+    maximum: Literal["params", "clients"] = knob("params", "relative to the largest entry, or the largest over clients")
+
+    def upload(self, net: Net, data: Samples, at: At) -> tuple[ElasticUpload, Record]:
+        """The trained model, and the sensitivity of the received one."""
+        omega = self.sensitivity(net, data, at)
+        weight = self.weight(at)
+        return ElasticUpload(
+            Mean(net.pick(), weight), Mean(omega, weight) if self.maximum == "params" else Each(omega)
+        ), at.memory
+
+    def sensitivity(self, net: Net, data: Samples, at: At) -> Sensitivity:
+        """Omega_i, a running mean of |d signal / d theta| over batches of a sample of the data."""
+        theta = {name: tensor.clone().requires_grad_() for name, tensor in at.start.params.items()}
+        received = net.using(Weights(theta, at.start.stats))
+        omega = {name: torch.zeros_like(tensor) for name, tensor in at.start.params.items()}
+        x, y = (torch.cat(parts) for parts in zip(*data.batches(), strict=True))
+        chosen = torch.randperm(len(y), generator=at.rng("sensitivity"))[: ceil(self.sample * len(y))].to(y.device)
+        for batch in torch.split(chosen, at.plan.batch):
+            with net.eval():
+                F = received(x[batch])
+            signal = F.pow(2).sum(1).mean() if self.signal == "output_norm" else cross_entropy(F, y[batch])
+            gradients = torch.autograd.grad(signal, list(theta.values()), materialize_grads=True, allow_unused=True)
+            for name, g in zip(theta, gradients, strict=True):
+                omega[name] = self.mu * omega[name] + (1 - self.mu) * g.abs()
+        return omega if self.level == "element" else {name: tensor.mean() for name, tensor in omega.items()}
+
+    def aggregate(self, server: Model, total: Any, at: At) -> Model:
+        """theta^t + zeta (mean theta_i - theta^t)."""
+        zeta = self.zeta(total.omega, {client: float(size) for client, size in at.clients.items()})
+        mean = total.weights
+        theta = {name: old + zeta[name] * (mean.params[name] - old) for name, old in server.weights.params.items()}
+        return Model(Weights(theta, mean.stats))
+
+    def zeta(self, omega: Any, sizes: dict[str, float]) -> Sensitivity:
+        """1 + tau - Omega / max Omega; 1 where nothing is sensitive."""
+        if self.maximum == "params":
+            largest = torch.stack([tensor.max() for tensor in omega.values()]).max()
+            most = dict.fromkeys(omega, largest)
+        else:
+            each = list(omega.values())
+            most = {name: torch.stack([one[name] for one in each]).amax(0) for name in each[0]}
+            omega = weighted_mean(omega, sizes if self.weighting == "samples" else dict.fromkeys(sizes, 1.0))
+        return {
+            name: torch.where(most[name] > 0, 1 + self.tau - tensor / most[name].clamp(min=1e-30), 1.0)
+            for name, tensor in omega.items()
+        }

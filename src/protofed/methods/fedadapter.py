@@ -1,0 +1,146 @@
+"""FedAdapter: a frozen backbone with small adapters; the adapters and the head are all that is trained and sent.
+
+Cai, Wu, Wang, Lin, Xu. FedAdapter: Efficient Federated Learning for Modern NLP. 2022. In the form FedAdapterProto
+compares itself with: for residual networks, and without the search for the size of the adapters.
+"""
+
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from protofed.method import At, Method, NonNegative, Samples, Step, Terms, Whole, knob
+from protofed.models import Group, Split, everything, head, nothing, of_type
+from protofed.models.adapters import Adapter, with_adapters
+from protofed.models.net import Net
+from protofed.records import Mean, Record, Weights
+from protofed.registry import register
+from protofed.verbs import cross_entropy, joined, proximal
+
+adapters: Group = of_type(Adapter)
+"""alpha"""
+
+
+class Shared(Record):
+    """Broadcast: theta_g, the part of the model that travels."""
+
+    weights: Weights
+
+
+class Server(Record):
+    """What travels, and the rest of the model as it was in the beginning, where it stays."""
+
+    shared: Shared
+    rest: Weights
+
+
+class Upload(Record):
+    """A client's theta_i."""
+
+    weights: Mean[Weights]
+
+
+class FrozenBackbone(Method):
+    """What the methods of this family have in common: the backbone never moves and never travels."""
+
+    trained: ClassVar[Group]
+    """The little that is trained."""
+
+    load_global: bool = knob(True, "start a round from the global weights, or keep the own and only be pulled to them")
+
+    @property
+    def shares(self) -> Group:
+        """theta; all that is trained unless a method says otherwise."""
+        return self.trained
+
+    @property
+    def loads(self) -> Group:
+        """What a client takes over from the server."""
+        return self.shares if self.load_global else nothing
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """One step on the part that is not frozen."""
+        return (Step(trains=self.trained),)
+
+    def server_state(self, net: Net, at: At) -> Server:
+        """The initial model, in two parts."""
+        return Server(Shared(net.pick(self.shares)), net.pick(everything - self.shares))
+
+    def broadcast(self, server: Server, at: At) -> Shared:
+        """Only what is shared."""
+        return server.shared
+
+    def prox(self, net: Net, group: Group, mu: float, at: At) -> Tensor:
+        """mu/2 |theta - theta_g|^2 over a group; before the first average there is nothing to be pulled to."""
+        return proximal(net.params(group), at.down.weights.params, mu if at.round > 0 else 0.0)
+
+    def upload(self, net: Net, data: Samples, at: At) -> tuple[Record, Record]:
+        """What was trained and is shared."""
+        return Upload(Mean(net.pick(self.shares), self.weight(at))), at.memory
+
+    def aggregate(self, server: Server, total: Any, at: At) -> Server:
+        """The weighted mean."""
+        return Server(Shared(total.weights), server.rest)
+
+    def global_weights(self, server: Server) -> Weights | None:
+        """The frozen backbone with the averaged rest, unless clients keep some of what they train."""
+        return joined(server.shared.weights, server.rest) if self.kind == "global" else None
+
+
+class WithAdapters(FrozenBackbone):
+    """The adapters' own hyper-parameters and regulariser."""
+
+    reduction: Whole = knob(16, "channels of a stage per channel of its adapter")
+    beta: NonNegative = knob(1e-5, "weight of the squared norm of the adapters")
+    adapter_init: Literal["zero_up", "kaiming"] = knob(
+        "zero_up", "adapters start as the identity, or with random weights throughout"
+    )
+    adapter_kernel: Whole = knob(1, "side of the adapters' convolutions")
+
+    def adapted(self, base: Split) -> Split:
+        """The model with its adapters."""
+        return with_adapters(base, reduction=self.reduction, kernel=self.adapter_kernel, init=self.adapter_init)
+
+    def norm(self, net: Net) -> Tensor:
+        """beta |alpha|^2."""
+        return self.beta * torch.stack([alpha.pow(2).sum() for alpha in net.params(adapters).values()]).sum()
+
+
+@register("fedadapter")
+class FedAdapter(WithAdapters):
+    """A frozen residual network is adapted to the task by small bottlenecks, which are averaged with the head."""
+
+    paper = "Cai et al., FedAdapter: Efficient Federated Learning for Modern NLP, 2022 (as used by FedAdapterProto)"
+    sends_up = "weights of the adapters and the head, sample count"
+    sends_down = "weights of the adapters and the head"
+    readings = (
+        "C2: the paper loads the global weights, the released code only pulls towards them; loaded (load_global).",
+        "C3: in the released code the backbone's normalisation drifts; here nothing of the backbone moves.",
+        "Proximal term: whether it covers the head is not said; it covers all that is sent.",
+        "Regulariser: the paper's squared norm; the released code adds up norms that are not squared.",
+        "Initial weights: the released code starts adapters at random; here as the identity (adapter_init).",
+    )
+    presets = {"authors": {"load_global": False, "adapter_init": "kaiming"}}  # noqa: RUF012 (a ClassVar by inheritance)
+    trained = adapters + head
+
+    mu: NonNegative = knob(0.01, "pull of adapters and head towards the global ones")
+
+    def build(self, base: Split, at: At) -> Split:
+        """An adapter after each stage; the head stays."""
+        return self.adapted(base)
+
+    def loss(self, net: Net, x: Tensor, y: Tensor, at: At) -> Terms:
+        """Cross-entropy, small adapters, near the global ones."""
+        return {
+            "ce": cross_entropy(net(x), y),
+            "adapter": self.norm(net),
+            "prox": self.prox(net, self.shares, self.mu, at),
+        }
+
+
+@register("fedadapter_noprox")
+class FedAdapterNoProx(FedAdapter):
+    """FedAdapter without the proximal term: the mean of adapters that are trained freely."""
+
+    mu: NonNegative = knob(0.0, "pull of adapters and head towards the global ones")

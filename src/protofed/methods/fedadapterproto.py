@@ -1,0 +1,162 @@
+"""FedAdapterProto: adapters and part prototypes on a frozen backbone, and the same without adapters.
+
+Mensah, Djoumessi, Berens. Prototype-Guided and Lightweight Adapters for Inherent Interpretation and Generalisation in
+Federated Learning. 2025.
+"""
+
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from protofed.method import At, NonNegative, Samples, Terms, Whole, knob
+from protofed.methods.fedadapter import FrozenBackbone, Server, Shared, WithAdapters, adapters
+from protofed.models import Group, Split, part
+from protofed.models.net import Net
+from protofed.models.protopnet import prototype_layer, prototypes_of, with_prototypes
+from protofed.records import Mean, Record, Weights
+from protofed.registry import register
+from protofed.verbs import cross_entropy, joined, membership
+
+
+class AdapterProtoUpload(Record):
+    """alpha_i and phi_i, which may be weighted differently."""
+
+    alpha: Mean[Weights]
+    phi: Mean[Weights]
+
+
+@register("fedprototypical")
+class FedPrototypical(FrozenBackbone):
+    """A part-prototype network on a frozen backbone: a decision adds up patches that look like prototypes."""
+
+    paper = (
+        "Chen et al., This Looks Like That: Deep Learning for Interpretable Image Recognition, NeurIPS 2019 "
+        "(federated as in FedAdapterProto)"
+    )
+    sends_up = "weights of the prototype layer, sample count"
+    sends_down = "weights of the prototype layer"
+    readings: ClassVar[tuple[str, ...]] = (
+        "C2: the paper loads the global weights, the released code only pulls towards them; loaded (load_global).",
+        "C3: in the released code the backbone's normalisation drifts; here nothing of the backbone moves.",
+        "C6: the last layer has no bias and starts at +1 for the own class, -0.5 for the others.",
+        "L1: written on phi, meant for the weights from prototypes to other classes; the latter.",
+        "Proximal term: none is mentioned for this baseline; off (mu2).",
+    )
+    trained = prototype_layer
+
+    per_class: Whole = knob(5, "prototypes of each class")
+    prototype_dim: Whole = knob(512, "channels of a prototype")
+    prototype_size: Whole = knob(1, "side of a prototype, in positions of the feature map")
+    similarity: Literal["linear", "log"] = knob("linear", "similarity -d, or log((d + 1) / (d + 0.0001))")
+    lambda_clst: NonNegative = knob(0.8, "weight of the distance to the nearest prototype of the own class")
+    lambda_sep: NonNegative = knob(0.08, "weight of the distance to the nearest prototype of another class")
+    l1: NonNegative = knob(1e-4, "weight of the last layer's connections from prototypes to other classes")
+    mu2: NonNegative = knob(0.0, "pull of the prototype layer towards the global one")
+
+    @property
+    def phi(self) -> Group:
+        """What travels of the prototype layer."""
+        return prototype_layer
+
+    def build(self, base: Split, at: At) -> Split:
+        """The prototype layer instead of pooling and head."""
+        return with_prototypes(
+            base,
+            per_class=self.per_class,
+            dim=self.prototype_dim,
+            size=self.prototype_size,
+            similarity=self.similarity,
+        )
+
+    def loss(self, net: Net, x: Tensor, y: Tensor, at: At) -> Terms:
+        """l_CE + l_proto + mu2/2 |phi - phi_g|^2."""
+        d = net.features(x, "nearest")  # min over (h, w) of |z(h,w) - p_j|^2
+        labels = prototypes_of(net.model).labels
+        own = labels == y[:, None]
+        others = 1 - membership(labels, at.classes, d).T  # from prototypes to the classes they are not of
+        return {
+            "ce": cross_entropy(net.head(d, "nearest"), y),
+            "clst": self.lambda_clst * nearest(d, own),
+            "sep": -self.lambda_sep * nearest(d, ~own),
+            "l1": self.l1 * (net.params(part("last"))["last.weight"] * others).abs().sum(),  # gamma |W|_1
+            "prox_phi": self.prox(net, self.phi, self.mu2, at),
+        }
+
+
+@register("fedadapterproto")
+class FedAdapterProto(WithAdapters, FedPrototypical):
+    """Part prototypes explain what adapters help to see: both are averaged, the backbone under them is frozen."""
+
+    paper = (
+        "Mensah, Djoumessi and Berens, Prototype-Guided and Lightweight Adapters for Inherent Interpretation and "
+        "Generalisation in Federated Learning, 2025"
+    )
+    sends_up = "weights of the adapters and the prototype layer, their weights in the mean"
+    sends_down = "weights of the adapters and the prototype layer"
+    readings = (
+        "C1: the mean is divided by N on top of n_i/n, which shrinks all weights; n_i/n only (adapter_agg, weighting).",
+        *FedPrototypical.readings[:-1],
+        "phi: the paper sends prototypes, the released code their whole layer; the whole layer (share).",
+        "Regulariser: the paper's squared norm; the released code adds up norms that are not squared.",
+        "Initial weights: the released code starts adapters at random; here as the identity (adapter_init).",
+        "C10: prototypes are not projected onto patches in training; a client may do so to look at them.",
+    )
+    presets = {  # noqa: RUF012 (a ClassVar by inheritance)
+        "authors": {
+            "load_global": False,
+            "adapter_init": "kaiming",
+            "adapter_agg": "steps_size",
+            "weighting": "uniform",
+        },
+    }
+    trained = adapters + prototype_layer
+
+    mu1: NonNegative = knob(0.01, "pull of the adapters towards the global ones")
+    mu2: NonNegative = knob(0.01, "pull of the prototype layer towards the global one")
+    share: Literal["proto_layer", "prototypes_only"] = knob(
+        "proto_layer", "beside the adapters, the whole prototype layer travels or the prototypes alone"
+    )
+    adapter_agg: Literal["size", "mean", "steps", "steps_size"] = knob(
+        "size", "weight of a client's adapters: its samples, 1, its optimiser steps, or steps x samples"
+    )
+
+    @property
+    def phi(self) -> Group:
+        """The whole layer, or the prototypes alone, beside which the rest stays private."""
+        return prototype_layer if self.share == "proto_layer" else part("prototypes")
+
+    @property
+    def shares(self) -> Group:
+        """theta = (alpha, phi)."""
+        return adapters + self.phi
+
+    def build(self, base: Split, at: At) -> Split:
+        """An adapter after each stage, then the prototype layer."""
+        return super().build(self.adapted(base), at)
+
+    def loss(self, net: Net, x: Tensor, y: Tensor, at: At) -> Terms:
+        """l_CE + l_proto + l_adapter + l_prox."""
+        return {
+            **super().loss(net, x, y, at),
+            "adapter": self.norm(net),
+            "prox_alpha": self.prox(net, adapters, self.mu1, at),
+        }
+
+    def upload(self, net: Net, data: Samples, at: At) -> tuple[Record, Record]:
+        """alpha_i and phi_i."""
+        # Whoever could not take a step sends what it received: not nothing, should that be so everywhere.
+        steps = max(at.taken, 1)
+        weight = {"size": at.size, "mean": 1, "steps": steps, "steps_size": steps * at.size}[self.adapter_agg]
+        return AdapterProtoUpload(
+            Mean(net.pick(adapters), weight), Mean(net.pick(self.phi), self.weight(at))
+        ), at.memory
+
+    def aggregate(self, server: Server, total: Any, at: At) -> Server:
+        """theta_g = sum (n_i / n) theta_i."""
+        return Server(Shared(joined(total.alpha, total.phi)), server.rest)
+
+
+def nearest(d: Tensor, chosen: Tensor) -> Tensor:
+    """Mean over the batch of the smallest distance among the chosen prototypes."""
+    return torch.where(chosen, d, torch.inf).amin(1).mean()

@@ -1,0 +1,80 @@
+"""FedBN: normalisation stays with the client, everything else is averaged.
+
+Li, Jiang, Zhang, Kamp, Dou. FedBN: Federated Learning on Non-IID Features via Local Batch Normalization. ICLR 2021.
+"""
+
+from typing import Any, Literal
+
+from torch import Tensor
+
+from protofed.method import At, Method, Samples, Terms, knob
+from protofed.methods.fedavg import Model, Upload
+from protofed.models import Group, everything, normalisation
+from protofed.models.net import Net
+from protofed.records import Mean, Record, Weights
+from protofed.registry import register
+from protofed.verbs import cross_entropy, joined
+
+
+class Server(Record):
+    """The shared part, and the clients' mean normalisation where it is collected."""
+
+    shared: Model
+    norms: Weights
+
+
+@register("fedbn")
+class FedBN(Method):
+    """Each client's normalisation layers, their running statistics included, adapt to its own domain."""
+
+    paper = "Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, ICLR 2021"
+    sends_up = "weights without normalisation, sample count; with global_bn=mean also the normalisation"
+    sends_down = "weights without normalisation"
+    readings = (
+        "Normalisation is found by type; names that contain 'bn' miss the shortcuts' layers.",
+        "A model for unseen domains needs the mean of the clients' normalisation, which the method does not send: with "
+        "global_bn=mean it travels up, is counted, and no client ever loads it; with none there is no global model.",
+        "The authors' code weights clients equally (weighting, preset authors).",
+    )
+    presets = {  # noqa: RUF012 (a ClassVar by inheritance)
+        "authors": {"weighting": "uniform"},
+    }
+    shares = everything - normalisation
+
+    global_bn: Literal["mean", "none"] = knob("none", "also collect the mean normalisation, for a global model")
+
+    @property
+    def uploads(self) -> Group:
+        """What the server averages."""
+        return everything if self.global_bn == "mean" else self.shares
+
+    def server_state(self, net: Net, at: At) -> Server:
+        """The initial model."""
+        return Server(Model(net.pick(self.shares)), net.pick(self.uploads - self.shares))
+
+    def broadcast(self, server: Server, at: At) -> Model:
+        """The shared part."""
+        return server.shared
+
+    def loss(self, net: Net, x: Tensor, y: Tensor, at: At) -> Terms:
+        """Cross-entropy."""
+        return {"ce": cross_entropy(net(x), y)}
+
+    def upload(self, net: Net, data: Samples, at: At) -> tuple[Upload, Record]:
+        """The trained model without its normalisation."""
+        return Upload(Mean(net.pick(self.uploads), self.weight(at))), at.memory
+
+    def aggregate(self, server: Server, total: Any, at: At) -> Server:
+        """The weighted mean."""
+        return Server(Model(_named_as(server.shared.weights, total.weights)), _named_as(server.norms, total.weights))
+
+    def global_weights(self, server: Server) -> Weights | None:
+        """The shared part with the mean normalisation, where that was collected."""
+        if self.global_bn == "none":
+            return None
+        return joined(server.shared.weights, server.norms)
+
+
+def _named_as(like: Weights, weights: Weights) -> Weights:
+    """The tensors of `weights` that `like` has."""
+    return Weights({name: weights.params[name] for name in like.params}, {n: weights.stats[n] for n in like.stats})

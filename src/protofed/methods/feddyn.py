@@ -1,0 +1,100 @@
+"""FedDyn: a regulariser that moves with each client, so that local and global optima agree in the limit.
+
+Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama. Federated Learning Based on Dynamic Regularization. ICLR 2021.
+"""
+
+from typing import Any, Literal
+
+from torch import Tensor
+
+from protofed.method import At, Method, Positive, Samples, Step, Terms, knob
+from protofed.methods.fedavg import Model, Upload
+from protofed.models.net import Net
+from protofed.records import Mean, Record, Weights
+from protofed.registry import register
+from protofed.verbs import cross_entropy, inner, proximal, zeros
+
+
+class Server(Record):
+    """The model that is sent, the mean of the clients' models it is made of, and the correction h."""
+
+    model: Model
+    mean: Weights
+    h: dict[str, Tensor]
+
+
+class Memory(Record):
+    """The client's gradient so far, lambda_i."""
+
+    lam: dict[str, Tensor]
+
+
+@register("feddyn")
+class FedDyn(Method):
+    """Clients remember the gradient at which they stopped, and the server corrects the mean by what they all left."""
+
+    paper = "Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021"
+    sends_up = "weights"
+    sends_down = "weights"
+    readings = (
+        "The means are plain; a client's size enters through alpha_i = alpha / (N n_i / n), as in the authors' code, "
+        "unless weighting=uniform.",
+        "The paper's headline scores the mean of the clients' models; the server's model is scored (eval_model).",
+        "FPL's repository lets no gradient through the regulariser and lacks h: its FedDyn is FedAvg. Not so here.",
+        "Running statistics are averaged, outside lambda and h.",
+    )
+
+    alpha: Positive = knob(0.01, "strength of the regulariser")
+    clip: Positive = knob(10.0, "largest norm of a local gradient")
+    eval_model: Literal["server", "mean_clients"] = knob("server", "which model is scored and saved")
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """One step, its gradient clipped."""
+        return (Step(clip=self.clip),)
+
+    def alpha_of(self, at: At) -> float:
+        """alpha_i: the larger a client, the freer it moves."""
+        if self.weighting == "uniform":
+            return self.alpha
+        return self.alpha * sum(at.clients.values()) / (len(at.clients) * at.size)
+
+    def server_state(self, net: Net, at: At) -> Server:
+        """The initial model, h = 0."""
+        return Server(Model(net.pick()), net.pick(), zeros(net.params()))
+
+    def client_state(self, net: Net, at: At) -> Memory:
+        """lambda_i = 0."""
+        return Memory(zeros(net.params()))
+
+    def broadcast(self, server: Server, at: At) -> Model:
+        """The model."""
+        return server.model
+
+    def loss(self, net: Net, x: Tensor, y: Tensor, at: At) -> Terms:
+        """CE - <lambda_i, theta> + (alpha_i / 2) |theta - theta^t|^2."""
+        return {
+            "ce": cross_entropy(net(x), y),
+            "linear": -inner(net.params(), at.memory.lam),
+            "proximal": proximal(net.params(), at.start.params, self.alpha_of(at)),
+        }
+
+    def upload(self, net: Net, data: Samples, at: At) -> tuple[Upload, Memory]:
+        """The trained model; lambda_i <- lambda_i - alpha_i (theta_i - theta^t)."""
+        theta_i, alpha = net.pick(), self.alpha_of(at)
+        lam = {
+            name: old - alpha * (theta_i.params[name] - at.start.params[name]) for name, old in at.memory.lam.items()
+        }
+        return Upload(Mean(theta_i, 1.0)), Memory(lam)
+
+    def aggregate(self, server: Server, total: Any, at: At) -> Server:
+        """h <- h - (alpha / N) sum (theta_i - theta^t), theta = mean theta_i - h / alpha."""
+        theta, mean = server.model.weights.params, total.weights.params
+        share = len(at.participants) / len(at.clients)  # |S_t| / N
+        h = {name: old - self.alpha * share * (mean[name] - theta[name]) for name, old in server.h.items()}
+        corrected = {name: tensor - h[name] / self.alpha for name, tensor in mean.items()}
+        return Server(Model(Weights(corrected, total.weights.stats)), total.weights, h)
+
+    def global_weights(self, server: Server) -> Weights:
+        """The server's model, or the mean of the clients'."""
+        return server.model.weights if self.eval_model == "server" else server.mean

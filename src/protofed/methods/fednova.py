@@ -1,0 +1,109 @@
+"""FedNova: clients' changes are divided by their effective number of steps before they are averaged.
+
+Wang, Liu, Liang, Joshi, Poor. Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization.
+NeurIPS 2020.
+"""
+
+import logging
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from protofed.method import At, Fraction, Method, NonNegative, Plan, Samples, Terms, knob
+from protofed.methods.fedavg import Model
+from protofed.models.net import Net
+from protofed.records import Mean, Record, Weights
+from protofed.registry import register
+from protofed.verbs import cross_entropy, proximal, zeros
+
+log = logging.getLogger("protofed")
+
+
+class Server(Record):
+    """The model, and the server's momentum."""
+
+    model: Model
+    momentum: dict[str, Tensor]
+
+
+class Upload(Record):
+    """The normalised change d_i (running statistics as they are) and the steps that count, both weighted by n_i."""
+
+    d: Mean[Weights]
+    steps: Mean[Tensor]
+
+
+@register("fednova")
+class FedNova(Method):
+    """A client that takes more steps than others no longer pulls the average towards its own optimum."""
+
+    paper = "Wang et al., Tackling the Objective Inconsistency Problem in Federated Optimization, NeurIPS 2020"
+    sends_up = "normalised change of the weights, effective number of steps, sample count"
+    sends_down = "weights"
+    readings = (
+        "tau_i counts optimiser steps; a benchmark that counts epochs makes it FedAvg.",
+        "With a proximal term the reference rescales by the plain number of steps (mu).",
+        "Running statistics are averaged; the formula means nothing for them.",
+    )
+
+    server_momentum: Fraction = knob(0.0, "momentum of the server, gmf")
+    mu: NonNegative = knob(0.0, "weight of a proximal term in local training")
+
+    def plan(self, plan: Plan) -> Plan:
+        """As asked, with a warning where there is no such thing as a_i."""
+        if plan.optimizer == "adam":
+            log.warning("fednova: under Adam the effective number of steps is taken to be the number of steps")
+        return plan
+
+    def server_state(self, net: Net, at: At) -> Server:
+        """The initial model at rest."""
+        return Server(Model(net.pick()), zeros(net.params()))
+
+    def broadcast(self, server: Server, at: At) -> Model:
+        """The model."""
+        return server.model
+
+    def loss(self, net: Net, x: Tensor, y: Tensor, at: At) -> Terms:
+        """Cross-entropy, and the proximal term where it is asked for."""
+        terms = {"ce": cross_entropy(net(x), y)}
+        return {**terms, "proximal": proximal(net.params(), at.start.params, self.mu)} if self.mu else terms
+
+    def upload(self, net: Net, data: Samples, at: At) -> tuple[Upload, Record]:
+        """d_i = (theta^t - theta_i) / a_i."""
+        theta_i, a = net.pick(), self.effective_steps(at)
+        d = {name: (at.start.params[name] - tensor) / a for name, tensor in theta_i.params.items()}
+        steps = torch.tensor(at.taken if self.mu else a, dtype=torch.float64)
+        weight = self.weight(at)
+        return Upload(Mean(Weights(d, theta_i.stats), weight), Mean(steps, weight)), at.memory
+
+    def effective_steps(self, at: At) -> float:
+        """a_i: how many steps of length lr a constant unit gradient would have gone; 1 where no step was taken."""
+        if at.reach is None:
+            return max(at.taken, 1)
+        if not self.mu:
+            return at.reach / at.lr if at.taken else 1.0
+        return max(_proximal_steps(at.taken, at.plan.momentum, at.lr * self.mu), 1.0)
+
+    def aggregate(self, server: Server, total: Any, at: At) -> Server:
+        """theta - tau_eff sum p_i d_i, through the server's momentum."""
+        tau_eff = float(total.steps)
+        kept = {  # buf <- gmf buf + change / eta
+            name: self.server_momentum * old + tau_eff / at.lr * total.d.params[name]
+            for name, old in server.momentum.items()
+        }
+        theta = {name: tensor - at.lr * kept[name] for name, tensor in server.model.weights.params.items()}
+        return Server(Model(Weights(theta, total.d.stats)), kept)
+
+    def global_weights(self, server: Server) -> Weights:
+        """The model."""
+        return server.model.weights
+
+
+def _proximal_steps(steps: int, rho: float, e: float) -> float:
+    """Steps that count when a proximal term of strength e = lr x mu holds back; sum of (1 - e)^j without momentum."""
+    a = stride = 0.0
+    for _ in range(steps):
+        stride = rho * stride + 1 - e * a
+        a += stride
+    return a

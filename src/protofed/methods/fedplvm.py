@@ -1,0 +1,107 @@
+"""FedPLVM: clusters of clusters, first inside each client and then over clients, and a contrast that spares outliers.
+
+Wang, Chen, Zhang, Liu, Zhu. Taming Cross-Domain Representation Variance in Federated Prototype Learning with
+Heterogeneous Data Domains. NeurIPS 2024.
+"""
+
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from protofed.method import At, Method, NonNegative, Notes, Positive, Samples, Terms, knob
+from protofed.models.net import Net
+from protofed.records import ClassTable, Each, Mean, PrototypeSet, Record, Weights
+from protofed.registry import register
+from protofed.verbs import class_clusters, class_means, cosine, cross_entropy, set_contrast
+
+Exponent = Annotated[float, Field(gt=0, le=1)]
+
+
+class Global(Record):
+    """Server state and broadcast: the model and the global clusters C[k]."""
+
+    weights: Weights
+    C: PrototypeSet
+
+
+class Upload(Record):
+    """A client's model and the cluster centres of its features, as many per class as FINCH finds."""
+
+    weights: Mean[Weights]
+    C: Each[PrototypeSet]
+
+
+@register("fedplvm")
+class FedPLVM(Method):
+    """A global model against domain shift: a client whose features vary much sends more prototypes than one whose
+    features do not, and the server clusters them all once more."""
+
+    paper = (
+        "Wang et al., Taming Cross-Domain Representation Variance in Federated Prototype Learning with Heterogeneous "
+        "Data Domains, NeurIPS 2024"
+    )
+    sends_up = "weights, sample count, cluster centres of each class held"
+    sends_down = "weights, global cluster prototypes and their classes"
+    readings = (
+        "lambda: the released code calls 100 the weight of cross-entropy, yet multiplies the prototype terms by it; "
+        "so here (lam).",
+        "cos^alpha needs a positive cosine and has no slope limit at 0; the cosine is held above a floor (cos_floor).",
+        "Weights: the released code takes the plain mean where labels are IID; by samples here (weighting).",
+        "A class nobody sent: the released code forgets its clusters; they are kept (stale_protos).",
+    )
+    presets = {  # noqa: RUF012 (a ClassVar by inheritance)
+        "authors": {"weighting": "uniform", "stale_protos": "drop"},
+    }
+
+    alpha: Exponent = knob(0.25, "power of the cosine in the contrast; 1 is the plain cosine")
+    tau: Positive = knob(0.07, "temperature of the contrast with the global clusters")
+    lam: NonNegative = knob(100.0, "weight of both prototype terms")
+    cos_floor: Positive = knob(1e-6, "smallest cosine that is raised to the power alpha")
+
+    def server_state(self, net: Net, at: At) -> Global:
+        """The initial model, no prototype yet."""
+        return Global(net.pick(), net.empty_set())
+
+    def loss(self, net: Net, x: Tensor, y: Tensor, at: At) -> tuple[Terms, Notes]:
+        """L = CE + lambda (L_alpha + L_corr)."""
+        h = net.features(x)
+        return {
+            "ce": cross_entropy(net.head(h), y),
+            "alpha": self.lam * self.contrast(h, at.down.C, y),
+            "corr": self.lam * correction(h, at.down.C, y),
+        }, {"h": h, "y": y}
+
+    def contrast(self, h: Tensor, C: PrototypeSet, y: Tensor) -> Tensor:
+        """L_alpha, with s(h, c) = cos(h, c)^alpha."""
+        s = cosine(h, C.rows).clamp(self.cos_floor, 1.0).pow(self.alpha)
+        return set_contrast(s / self.tau, C, y)
+
+    def upload(self, net: Net, data: Samples, at: At) -> tuple[Upload, Record]:
+        """The model and the clusters of the features of each class."""
+        seen = self.observations(net, data, at)
+        C = class_clusters(seen["h"], seen["y"], at.classes)
+        return Upload(Mean(net.pick(), self.weight(at)), Each(C)), at.memory
+
+    def aggregate(self, server: Global, total: Any, at: At) -> Global:
+        """Averaged weights; C[k], FINCH's clusters of all clients' centres of class k."""
+        rows = torch.cat([C.rows for C in total.C.values()])
+        labels = torch.cat([C.labels for C in total.C.values()])
+        return Global(total.weights, self.refreshed(class_clusters(rows, labels, at.classes), server.C))
+
+    def global_prototypes(self, server: Global) -> ClassTable:
+        """A[k], the mean of the clusters of each class."""
+        return averages(server.C)
+
+
+def averages(C: PrototypeSet) -> ClassTable:
+    """A[k], the mean of class k's clusters."""
+    return class_means(C.rows, C.labels, C.classes)
+
+
+def correction(h: Tensor, C: PrototypeSet, y: Tensor) -> Tensor:
+    """L_corr = 2 mean (cos(h, A[y]) - 1)^2; it gives back the pull that alpha < 1 takes away."""
+    A = averages(C)
+    gap = cosine(h, A.rows).gather(1, y[:, None])[:, 0] - 1
+    return 2 * torch.where(A.held[y], gap, 0.0).pow(2).mean()

@@ -1,0 +1,32 @@
+"""FedProx: FedAvg whose clients are held near the model they received.
+
+Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith. Federated Optimization in Heterogeneous Networks. MLSys 2020.
+"""
+
+from torch import Tensor
+
+from protofed.method import At, NonNegative, Terms, knob
+from protofed.methods.fedavg import FedAvg
+from protofed.models.net import Net
+from protofed.registry import register
+from protofed.verbs import proximal
+
+
+@register("fedprox")
+class FedProx(FedAvg):
+    """Local training pays for the distance to the broadcast weights; running statistics go free."""
+
+    paper = "Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020"
+    readings = (
+        "The penalty is the squared norm, on every batch and in every round; FedBN's scripts take the norm or skip it.",
+        "FPL's repository multiplies mu by 0.01: its mu=0.01 is 0.0001 here (mu, preset rethinkfl).",
+    )
+    presets = {  # noqa: RUF012 (a ClassVar by inheritance)
+        "rethinkfl": {"mu": 1e-4},
+    }
+
+    mu: NonNegative = knob(0.01, "weight of the distance to the broadcast weights")
+
+    def loss(self, net: Net, x: Tensor, y: Tensor, at: At) -> Terms:
+        """Cross-entropy and (mu / 2) |theta - theta^t|^2."""
+        return {**super().loss(net, x, y, at), "proximal": proximal(net.params(), at.start.params, self.mu)}

@@ -1,0 +1,255 @@
+"""FRAug: a shared generator and a private transformer make features of the client's own kind, to train the head on.
+
+Chen, Frikha, Krompass, Gu, Tresp. FRAug: Tackling Federated Learning with Non-IID Features via Representation
+Augmentation. ICCV 2023.
+"""
+
+from dataclasses import replace
+from math import exp
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+
+from protofed.method import At, Fraction, Method, NonNegative, Plan, Positive, Samples, Step, Terms, Whole, knob
+from protofed.models import Group, Split, everything, part, running_statistics
+from protofed.models.net import Net
+from protofed.records import ClassTable, Mean, Record, Weights
+from protofed.registry import register
+from protofed.verbs import class_means, cross_entropy, ema, gaussian_mmd, membership
+
+Distance = Literal["mmd", "l2"]
+
+
+class Global(Record):
+    """Server state and broadcast: the task model without running statistics, and the generator."""
+
+    weights: Weights
+    complete: bool
+    """Whether the task model has no running statistics, so that the server's copy can be used as it is."""
+
+
+class Upload(Record):
+    """What the server averages: the task model without running statistics, and the generator."""
+
+    weights: Mean[Weights]
+
+
+class Generator(nn.Module):
+    """Gen(z, y): features of no particular domain."""
+
+    def __init__(self, noise: int, classes: int, dim: int) -> None:
+        super().__init__()
+        self.classes = classes
+        self.layers = nn.Sequential(
+            *(nn.Linear(noise + classes, dim), nn.BatchNorm1d(dim), nn.ReLU()),
+            *(nn.Linear(dim, dim), nn.BatchNorm1d(dim), nn.ReLU()),
+        )
+
+    def forward(self, z: Tensor, y: Tensor) -> Tensor:
+        """Features of classes y from noise z."""
+        return self.layers(torch.cat([z, membership(y, self.classes, z)], 1))  # type: ignore[no-any-return]
+
+
+class Transformer(nn.Module):
+    """Tr(u, r, y): the client's real features r, moved in a direction that generated features u suggest."""
+
+    def __init__(self, noise: int, classes: int, dim: int) -> None:
+        super().__init__()
+        self.classes = classes
+        self.layers = nn.Sequential(
+            *(nn.Linear(dim + classes, noise), nn.BatchNorm1d(noise), nn.ReLU()),
+            *(nn.Linear(noise, dim), nn.BatchNorm1d(dim)),
+        )
+
+    def forward(self, u: Tensor, r: Tensor, y: Tensor) -> Tensor:
+        """r + MLP(u, y)."""
+        return r + self.layers(torch.cat([u, membership(y, self.classes, u)], 1))  # type: ignore[no-any-return]
+
+
+class ClassMeans(nn.Module):
+    """m[k], the client's mean features: in training mode they follow the batches as running statistics do."""
+
+    m: Tensor
+
+    def __init__(self, classes: int, dim: int, rho: float) -> None:
+        super().__init__()
+        self.rho = rho
+        self.register_buffer("m", torch.zeros(classes, dim))
+
+    def forward(self, h: Tensor, y: Tensor) -> Tensor:
+        """m after m[k] <- (1 - rho) m[k] + rho x mean of h, for the classes in the batch."""
+        if self.training:
+            past = ClassTable(self.m, torch.ones_like(self.m[:, 0]))
+            moved = ema(class_means(h.detach(), y, len(self.m)), past, self.rho)
+            self.m.copy_(moved.or_else(past).rows)
+        return self.m
+
+
+@register("fraug")
+class FRAug(Method):
+    """Partly personal models for clients whose images differ: the head also learns from generated features that a
+    private transformer has fitted to the client's domain."""
+
+    paper = (
+        "Chen et al., FRAug: Tackling Federated Learning with Non-IID Features via Representation Augmentation, "
+        "ICCV 2023"
+    )
+    sends_up = "weights without running statistics, generator, sample count"
+    sends_down = "weights without running statistics, generator"
+    readings = (
+        "The released code calls mini-batches epochs; epochs are epochs (local_unit).",
+        "A class the client has never seen has the zero vector for its mean, as in the released code.",
+        "With running statistics in the model there is no complete global model; each client has its own.",
+        "The generator's running statistics travel with it, as in the released code for Digits and PACS.",
+    )
+    presets = {  # noqa: RUF012 (a ClassVar by inheritance)
+        "authors": {"local_unit": "steps", "persist_optimizer": True},
+        "digits": {
+            "gamma": 0.002,
+            "lambda_generator": 1.0,
+            "interpolate": False,
+            "generator_distance": "l2",
+            "transformer_distance": "mmd",
+        },
+    }
+
+    rho: Fraction = knob(0.3, "how fast the class means follow the batches")
+    gamma: NonNegative = knob(0.01, "how slowly generated features gain weight: r_t = exp(gamma (t - T))")
+    lr_generator: Positive = knob(0.05, "learning rate of the generator")
+    lr_transformer: Positive = knob(0.05, "learning rate of the transformer")
+    lambda_generator: NonNegative = knob(10.0, "weight of the generator's distance from real features")
+    lambda_transformer: NonNegative = knob(1.0, "weight of the transformer's closeness to real features")
+    noise_dim: Whole | None = knob(None, "length of the noise z; unset: half the length of the features")
+    local_unit: Literal["epochs", "steps"] = knob("epochs", "whether the run's local epochs are epochs or mini-batches")
+    interpolate: bool = knob(True, "mix generated features with real ones, r_t to 1 - r_t")
+    generator_distance: Distance = knob("mmd", "from the batch's features, or squared error from the class mean")
+    transformer_distance: Distance = knob("l2", "squared error from, or discrepancy with, the features moved")
+
+    @property
+    def shares(self) -> Group:
+        """The task model without running statistics, and the whole generator; m is a running statistic too."""
+        return everything - running_statistics - part("transformer") + part("generator")
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """Task model, generator, transformer, in this order."""
+        return (
+            Step("loss", everything - part("generator", "transformer")),
+            Step("generator_loss", part("generator"), lr=self.lr_generator),
+            Step("transformer_loss", part("transformer"), lr=self.lr_transformer),
+        )
+
+    def plan(self, plan: Plan) -> Plan:
+        """The user's, in the unit chosen."""
+        return replace(plan, unit=self.local_unit)
+
+    def build(self, base: Split, at: At) -> Split:
+        """The model with generator, transformer and class means beside it."""
+        noise = self.noise(base.dim)
+        base.attach("generator", Generator(noise, base.classes, base.dim))
+        base.attach("transformer", Transformer(noise, base.classes, base.dim))
+        base.attach("class_means", ClassMeans(base.classes, base.dim, self.rho))
+        return base
+
+    def noise(self, dim: int) -> int:
+        """d_z."""
+        return self.noise_dim or max(1, dim // 2)
+
+    def server_state(self, net: Net, at: At) -> Global:
+        """The initial task model and generator."""
+        own = net.names(running_statistics) & net.names(part(*net.model.stage_names))
+        return Global(net.pick(self.shares), not own)
+
+    def schedule(self, at: At) -> tuple[float, float]:
+        """r_t = exp(gamma (t - T)), and w_t = min(0.5, r_t)."""
+        r = exp(self.gamma * (at.round - at.rounds))
+        return r, min(0.5, r)
+
+    def draw(self, y: Tensor, at: At, rng: torch.Generator) -> Tensor:
+        """Noise z, uniform in [0, 1], for each time that a step generates features."""
+        return torch.rand(5, len(y), self.noise(at.dim), generator=rng)
+
+    def loss(self, net: Net, x: Tensor, y: Tensor, at: At) -> Terms:
+        """Task step: real features, and made ones as constants, so that these train the head only."""
+        r, w = self.schedule(at)
+        h = net.features(x)
+        m = net.call("class_means", h, y)
+        made = []
+        with torch.no_grad(), net.eval():
+            for z, (real, label) in zip(at.draw[:2].to(h), kinds(h, y, m), strict=True):
+                u = net.call("transformer", net.call("generator", z, label), real, label)
+                made.append((r * u + (1 - r) * real if self.interpolate else u, label))
+        return {
+            "ce": (1 - w) * cross_entropy(net.head(h), y),
+            "made": w * mean_of([cross_entropy(net.head(u), label) for u, label in made]),
+        }
+
+    def generator_loss(self, net: Net, x: Tensor, y: Tensor, at: At) -> Terms:
+        """Generator step: features the head recognises, as far from the real ones as can be."""
+        h, m = look(net, x, y)
+        label = cyclic(y, at.classes)
+        u = net.call("generator", at.draw[2].to(h), label)
+        distance = gaussian_mmd(u, h) if self.generator_distance == "mmd" else mse_loss(u, m[label])
+        return {
+            "generator": cross_entropy(net.head(u), label),
+            "generator_distance": -self.lambda_generator * distance,
+        }
+
+    def transformer_loss(self, net: Net, x: Tensor, y: Tensor, at: At) -> Terms:
+        """Transformer step: features the head is unsure of, as close to the real ones as can be."""
+        h, m = look(net, x, y)
+        apart = gaussian_mmd if self.transformer_distance == "mmd" else mse_loss
+        entropies, distances = [], []
+        for z, (real, label) in zip(at.draw[3:].to(h), kinds(h, y, m), strict=True):
+            with torch.no_grad(), net.eval():
+                u = net.call("generator", z, label)
+            moved = net.call("transformer", u, real, label)
+            entropies.append(entropy(net.head(moved)))
+            distances.append(apart(moved, real))
+        return {
+            "transformer_entropy": -mean_of(entropies),
+            "transformer_distance": self.lambda_transformer * mean_of(distances),
+        }
+
+    def upload(self, net: Net, data: Samples, at: At) -> tuple[Upload, Record]:
+        """What is shared; transformer, class means and running statistics stay with the client's model."""
+        return Upload(Mean(net.pick(self.shares), self.weight(at))), at.memory
+
+    def aggregate(self, server: Global, total: Any, at: At) -> Global:
+        """The weighted mean."""
+        return Global(total.weights, server.complete)
+
+    def global_weights(self, server: Global) -> Weights | None:
+        """The task model, where it is complete."""
+        return server.weights if server.complete else None
+
+
+def cyclic(y: Tensor, classes: int) -> Tensor:
+    """y' = 0, 1, ..., K - 1, 0, ...: as many balanced labels as the batch has samples."""
+    return torch.arange(len(y), device=y.device) % classes
+
+
+def kinds(h: Tensor, y: Tensor, m: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """What features are made from, (r', y'): A, class means with balanced labels; B, the batch itself."""
+    label = cyclic(y, len(m))
+    return (m[label], label), (h, y)
+
+
+def look(net: Net, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """The batch's features h and the class means m once more, as constants; no statistic moves."""
+    with torch.no_grad(), net.quiet():
+        h = net.features(x)
+    with net.eval():
+        return h, net.call("class_means", h, y)
+
+
+def entropy(logits: Tensor) -> Tensor:
+    """H(softmax(logits)), mean over the batch."""
+    return -(logits.softmax(1) * logits.log_softmax(1)).sum(1).mean()
+
+
+def mean_of(values: list[Tensor]) -> Tensor:
+    """Over the kinds A and B."""
+    return torch.stack(values).mean()

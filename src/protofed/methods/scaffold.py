@@ -1,0 +1,99 @@
+"""SCAFFOLD: control variates take the clients' drift out of local training.
+
+Karimireddy, Kale, Mohri, Reddi, Stich, Suresh. SCAFFOLD: Stochastic Controlled Averaging for Federated Learning.
+ICML 2020.
+"""
+
+import logging
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from protofed.method import At, Method, Plan, Positive, Samples, Terms, knob
+from protofed.models.net import Net
+from protofed.records import Mean, Record, Weights
+from protofed.registry import register
+from protofed.verbs import cross_entropy, inner, zeros
+
+log = logging.getLogger("protofed")
+
+
+class Controlled(Record):
+    """Server state and broadcast: the model and the server's control variate c."""
+
+    weights: Weights
+    c: Weights
+
+
+class Memory(Record):
+    """The client's control variate c_i."""
+
+    c: Weights
+
+
+class Upload(Record):
+    """The changes dy of the model (running statistics as they are) and dc of the control variate."""
+
+    weights: Mean[Weights]
+    c: Mean[Weights]
+
+
+@register("scaffold")
+class Scaffold(Method):
+    """Every local gradient is corrected by the difference between everybody's direction and the client's own."""
+
+    paper = "Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020"
+    sends_up = "change of the weights, change of the control variate"
+    sends_down = "weights, control variate"
+    readings = (
+        "Control variates by option II; the theory has no momentum, here the corrected gradient enters it, and the "
+        "change is divided by the path of a unit gradient, which is m x lr without momentum.",
+        "Clients count equally in the theory (weighting).",
+        "Running statistics have no gradient: they are averaged and have no control variate.",
+    )
+
+    server_lr: Positive = knob(1.0, "the server's step along the mean change, eta_g")
+    weighting: Literal["samples", "uniform"] = knob("uniform", "weight of a client in the mean change of the weights")
+
+    def plan(self, plan: Plan) -> Plan:
+        """As asked, with a warning where the control variates lose their meaning."""
+        if plan.optimizer == "adam":
+            log.warning(
+                "scaffold: Adam's path over lr x steps is not a mean gradient; its control variates mean little"
+            )
+        return plan
+
+    def server_state(self, net: Net, at: At) -> Controlled:
+        """The initial model, c = 0."""
+        return Controlled(net.pick(), Weights(zeros(net.params()), {}))
+
+    def client_state(self, net: Net, at: At) -> Memory:
+        """c_i = 0."""
+        return Memory(Weights(zeros(net.params()), {}))
+
+    def loss(self, net: Net, x: Tensor, y: Tensor, at: At) -> Terms:
+        """Cross-entropy, and a linear term whose gradient is the correction c - c_i."""
+        c, c_i = at.down.c.params, at.memory.c.params
+        return {
+            "ce": cross_entropy(net(x), y),
+            "correction": inner(net.params(), {name: c[name] - c_i[name] for name in c}),
+        }
+
+    def upload(self, net: Net, data: Samples, at: At) -> tuple[Upload, Memory]:
+        """dy and dc; a client that took no step learnt nothing about its gradient."""
+        y = net.pick()
+        dy = {name: tensor - at.start.params[name] for name, tensor in y.params.items()}
+        path = at.taken * at.lr if at.reach is None else at.reach  # m eta
+        c, c_i = at.down.c.params, at.memory.c.params
+        dc = {name: -c[name] - dy[name] / path if at.taken else torch.zeros_like(c[name]) for name in c}  # option II
+        memory = Memory(Weights({name: c_i[name] + dc[name] for name in c}, {}))
+        return Upload(Mean(Weights(dy, y.stats), self.weight(at)), Mean(Weights(dc, {}), 1.0)), memory
+
+    def aggregate(self, server: Controlled, total: Any, at: At) -> Controlled:
+        """One step along the mean change; c stays the mean of the c_i of all clients."""
+        dy, dc = total.weights.params, total.c.params
+        theta = {name: tensor + self.server_lr * dy[name] for name, tensor in server.weights.params.items()}
+        share = len(at.participants) / len(at.clients)  # |S_t| / N
+        c = {name: tensor + share * dc[name] for name, tensor in server.c.params.items()}
+        return Controlled(Weights(theta, total.weights.stats), Weights(c, {}))

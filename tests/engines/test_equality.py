@@ -1,0 +1,98 @@
+"""Engines: the same results bit for bit, whatever the number of processes, and a killed worker costs one client."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from protofed.method import At, knob
+from protofed.methods.fedavg import FedAvg
+from protofed.registry import register
+
+METHODS = ["fedavg", "fedproto", "fedproto_avg", "conffedproto", "i2pfl"]
+
+
+@register("test_dies")
+class Dies(FedAvg):
+    """In one round the process that trains client b is killed in the middle of a batch."""
+
+    paper = "none"
+    since: int = knob(1, "the round in which it dies")
+
+    def loss(self, net: Any, x: Tensor, y: Tensor, at: At) -> Any:
+        """Cross-entropy, or death."""
+        if at.client == "b-0" and at.round == self.since:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().loss(net, x, y, at)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_workers_equal_the_loop(method: str, workers: int, tiny_run: Any, same_results: Any) -> None:
+    options: dict[str, Any] = {"protocol": "equal=2", "participation": 0.7}
+    loop = tiny_run(method, **options)
+    several = tiny_run(method, engine="workers", workers=workers, **options)
+    assert several.config["engine"] == {"name": "workers", "workers": workers}
+    same_results(loop, several)
+
+
+def test_equal_with_everything_that_is_random(tiny_run: Any, same_results: Any) -> None:
+    options: dict[str, Any] = {
+        "model": "resnet10",
+        "protocol": "dirichlet=0.5,clients=4",
+        "set": {
+            "model.width": 4,
+            "data.augment": "flip",
+            "persist_optimizer": "on",
+            "proto_pass": "last_epoch",
+            "apa_source": "input_mixup",
+        },
+    }
+    same_results(tiny_run("i2pfl", **options), tiny_run("i2pfl", engine="workers", workers=2, **options))
+
+
+def test_more_workers_than_clients(tiny_run: Any) -> None:
+    assert tiny_run("fedavg", engine="workers", workers=64).config["engine"]["workers"] == 3
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_killed_worker_costs_one_client(workers: int, tiny_run: Any) -> None:
+    run = tiny_run("test_dies", engine="workers", workers=workers, rounds=3)
+    assert [[event["client"] for event in record["events"]] for record in run.rounds] == [[], ["b-0"], []]
+    assert "ended with code -9" in run.rounds[1]["events"][0]["reason"]
+    assert run.complete
+
+
+def test_after_a_death_the_run_is_as_if_the_client_had_failed(tiny_run: Any) -> None:
+    """The same client, left out by an exception in the reference engine."""
+
+    @register("test_raises")
+    class Raises(FedAvg):
+        """Fails where the other dies."""
+
+        paper = "none"
+
+        def loss(self, net: Any, x: Tensor, y: Tensor, at: At) -> Any:
+            """Cross-entropy, or an error."""
+            if at.client == "b-0" and at.round == 1:
+                raise ValueError("no")
+            return super().loss(net, x, y, at)
+
+    died = tiny_run("test_dies", engine="workers", workers=2, rounds=3)
+    failed = tiny_run("test_raises", rounds=3)
+    assert (died.path / "model.safetensors").read_bytes() == (failed.path / "model.safetensors").read_bytes()
+
+
+def test_no_process_is_left_behind(tiny_run: Any, tmp_path: Path) -> None:
+    before = children()
+    tiny_run("fedavg", engine="workers", workers=3)
+    with pytest.raises(RuntimeError, match="every client failed"):
+        tiny_run("test_dies", engine="workers", workers=2, domains="b", set={"since": 0})
+    assert children() == before
+
+
+def children() -> set[str]:
+    return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
