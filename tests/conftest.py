@@ -5,12 +5,10 @@ Fixtures that make something are functions, so that a test says what it wants:
     def test_it(make_data, tiny_run, make_at, identity_net, same_results): ...
 """
 
-import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -19,6 +17,7 @@ import protofed
 from protofed import At, Plan
 from protofed.models import Split
 from protofed.models.net import Net
+from protofed.testing import results_of, toy_data
 
 DataFactory = Callable[..., str]
 RunFactory = Callable[..., protofed.Run]
@@ -30,55 +29,12 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def write_data(
-    folder: Path,
-    domains: Iterable[str] = ("a", "b", "c"),
-    *,
-    classes: int = 4,
-    train: int | Mapping[str, int] = 24,
-    test: int = 12,
-    size: int = 8,
-    channels: int = 1,
-    absent: Mapping[str, Iterable[int]] | None = None,
-    labels: Mapping[str, Iterable[int]] | None = None,
-    seed: int = 0,
-) -> str:
-    """Write one npz file per domain and return the folder, as `data=` takes it.
-
-    A class is a pattern and a domain a brightness, so that a few steps of training show. `absent` names classes of
-    which a domain has no training image; `labels` gives a domain's training labels outright.
-    """
-    rng = np.random.default_rng(seed)
-    patterns = rng.integers(0, 160, (classes, size, size, channels))
-    folder.mkdir(parents=True, exist_ok=True)
-
-    def pictures(y: np.ndarray, brightness: int) -> np.ndarray:
-        noise = rng.integers(0, 60, (len(y), size, size, channels))
-        return (patterns[y] + noise + brightness).clip(0, 255).astype(np.uint8)
-
-    for position, domain in enumerate(domains):
-        here = [k for k in range(classes) if k not in set((absent or {}).get(domain, ()))]
-        count = train[domain] if isinstance(train, Mapping) else train
-        given = (labels or {}).get(domain)
-        y_train = np.array(list(given) if given is not None else [here[i % len(here)] for i in range(count)])
-        y_test = np.arange(test) % classes
-        np.savez(
-            folder / f"{domain}.npz",
-            x_train=pictures(y_train, 12 * position),
-            y_train=y_train,
-            x_test=pictures(y_test, 12 * position),
-            y_test=y_test,
-            classes=np.array([f"class{k}" for k in range(classes)]),
-        )
-    return str(folder)
-
-
 @pytest.fixture
 def make_data(tmp_path: Path) -> DataFactory:
-    """Write a data folder; the options are those of `write_data`, and `name` for a second one."""
+    """Write a data folder; the options are those of `toy_data`, and `name` for a second one."""
 
     def make(domains: Iterable[str] = ("a", "b", "c"), *, name: str = "data", **options: Any) -> str:
-        return write_data(tmp_path / name, domains, **options)
+        return toy_data(tmp_path / name, domains, **options)
 
     return make
 
@@ -86,7 +42,7 @@ def make_data(tmp_path: Path) -> DataFactory:
 @pytest.fixture(scope="session")
 def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Three domains of 4 classes, 8x8 grey; a lacks class 3, b lacks class 0. Made once, for reading only."""
-    return write_data(tmp_path_factory.mktemp("tiny") / "data", absent={"a": [3], "b": [0]})
+    return toy_data(tmp_path_factory.mktemp("tiny") / "data", absent={"a": [3], "b": [0]})
 
 
 @pytest.fixture
@@ -158,22 +114,12 @@ class _Samples:
         yield from zip(self.x.split(size), self.y.split(size), strict=True)
 
 
-def results(folder: str | Path) -> dict[str, Any]:
-    """All a run leaves behind that must not depend on engine, time or interruptions: file by file."""
-    root = Path(folder)
-    found: dict[str, Any] = {path.name: path.read_bytes() for path in root.glob("*.safetensors")}
-    found.update({f"clients/{path.name}": path.read_bytes() for path in (root / "clients").iterdir()})
-    lines = [json.loads(line) for line in (root / "rounds.jsonl").read_text().splitlines()]
-    found["rounds.jsonl"] = [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
-    return found
-
-
 @pytest.fixture
 def same_results() -> Callable[[protofed.Run | str | Path, protofed.Run | str | Path], None]:
     """Assert that two runs left the same behind, bit for bit: model, prototypes, clients, rounds without seconds."""
 
     def check(left: protofed.Run | str | Path, right: protofed.Run | str | Path) -> None:
-        one, other = (results(run.path if isinstance(run, protofed.Run) else run) for run in (left, right))
+        one, other = (results_of(run.path if isinstance(run, protofed.Run) else run) for run in (left, right))
         assert sorted(one) == sorted(other)
         assert one["rounds.jsonl"] == other["rounds.jsonl"]
         assert [name for name in one if one[name] != other[name]] == []

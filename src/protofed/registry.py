@@ -4,7 +4,8 @@ import importlib
 import importlib.util
 import pkgutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import Field, dataclass, fields
 from functools import cache
 from importlib.metadata import entry_points
@@ -32,6 +33,21 @@ def register(name: str) -> Callable[[M], M]:
         return cls
 
     return remember
+
+
+@contextmanager
+def registered(cls: type[Method]) -> Iterator[str]:
+    """Inside: a name by which the class can be run; that of its own, or one that is forgotten afterwards."""
+    own = next((name for name in method_names() if _methods[name] is cls), None)
+    if own is not None:
+        yield own
+        return
+    name = f"unregistered-{cls.__name__.lower()}"
+    _methods[name] = cls
+    try:
+        yield name
+    finally:
+        del _methods[name]
 
 
 def method_names() -> list[str]:

@@ -47,7 +47,9 @@ def trained(setting: Setting, client: str = "a-0") -> tuple[Weights, Weights, An
     net = Net(deepcopy(setting.model))
     before = net.pick()
     at = setting.at(0, client)
-    learnt = train(setting.method, net, setting.samples(client), at, make_optimizers(setting.method, net, setting.plan, at.lr))
+    learnt = train(
+        setting.method, net, setting.samples(client), at, make_optimizers(setting.method, net, setting.plan, at.lr)
+    )
     return before, net.pick(), learnt
 
 
@@ -147,9 +149,7 @@ def pictures(count: int = 10) -> Images:
 
 
 def samples(augment: str = "none") -> ClientSamples:
-    return ClientSamples(
-        pictures(), Normalise.default(1), Augment.parse(augment), torch.float32, torch.device("cpu")
-    )
+    return ClientSamples(pictures(), Normalise.default(1), Augment.parse(augment), torch.float32, torch.device("cpu"))
 
 
 def gathered(batches: Any) -> tuple[Tensor, Tensor]:

@@ -1,32 +1,15 @@
 """Engines: the same results bit for bit, whatever the number of processes, and a killed worker costs one client."""
 
 import os
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
-from torch import Tensor
-
-from protofed.method import At, knob
-from protofed.methods.fedavg import FedAvg
-from protofed.registry import register
 
 METHODS = ["fedavg", "fedproto", "fedproto_avg", "conffedproto", "i2pfl"]
 
 
-@register("test_dies")
-class Dies(FedAvg):
-    """In one round the process that trains client b is killed in the middle of a batch."""
-
-    paper = "none"
-    since: int = knob(1, "the round in which it dies")
-
-    def loss(self, net: Any, x: Tensor, y: Tensor, at: At) -> Any:
-        """Cross-entropy, or death."""
-        if at.client == "b-0" and at.round == self.since:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().loss(net, x, y, at)
+MISBEHAVING = f"{Path(__file__).parents[1] / 'federation' / 'misbehaving.py'}"
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -60,7 +43,7 @@ def test_more_workers_than_clients(tiny_run: Any) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_killed_worker_costs_one_client(workers: int, tiny_run: Any) -> None:
-    run = tiny_run("test_dies", engine="workers", workers=workers, rounds=3)
+    run = tiny_run(f"{MISBEHAVING}:Dies", engine="workers", workers=workers, rounds=3)
     assert [[event["client"] for event in record["events"]] for record in run.rounds] == [[], ["b-0"], []]
     assert "ended with code -9" in run.rounds[1]["events"][0]["reason"]
     assert run.complete
@@ -68,21 +51,8 @@ def test_a_killed_worker_costs_one_client(workers: int, tiny_run: Any) -> None:
 
 def test_after_a_death_the_run_is_as_if_the_client_had_failed(tiny_run: Any) -> None:
     """The same client, left out by an exception in the reference engine."""
-
-    @register("test_raises")
-    class Raises(FedAvg):
-        """Fails where the other dies."""
-
-        paper = "none"
-
-        def loss(self, net: Any, x: Tensor, y: Tensor, at: At) -> Any:
-            """Cross-entropy, or an error."""
-            if at.client == "b-0" and at.round == 1:
-                raise ValueError("no")
-            return super().loss(net, x, y, at)
-
-    died = tiny_run("test_dies", engine="workers", workers=2, rounds=3)
-    failed = tiny_run("test_raises", rounds=3)
+    died = tiny_run(f"{MISBEHAVING}:Dies", engine="workers", workers=2, rounds=3)
+    failed = tiny_run(f"{MISBEHAVING}:Breaks", rounds=3, set={"since": 1, "until": 2})
     assert (died.path / "model.safetensors").read_bytes() == (failed.path / "model.safetensors").read_bytes()
 
 
@@ -90,7 +60,7 @@ def test_no_process_is_left_behind(tiny_run: Any, tmp_path: Path) -> None:
     before = children()
     tiny_run("fedavg", engine="workers", workers=3)
     with pytest.raises(RuntimeError, match="every client failed"):
-        tiny_run("test_dies", engine="workers", workers=2, domains="b", set={"since": 0})
+        tiny_run(f"{MISBEHAVING}:Dies", engine="workers", workers=2, domains="b", set={"since": 0})
     assert children() == before
 
 

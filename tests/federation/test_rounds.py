@@ -2,64 +2,18 @@
 
 import json
 import logging
-import math
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import protofed
-from protofed.method import At, Positive, knob
-from protofed.methods.fedavg import FedAvg
-from protofed.methods.fedproto import FedProto
-from protofed.records import Nothing, decode, encode
-from protofed.registry import register
+from protofed.methods.fedproto import Prototypes
+from protofed.records import ClassTable, decode
 
-# A method is data to every command, so these can be asked for by name like any other.
-
-
-@register("test_breaks")
-class Breaks(FedAvg):
-    """Raises at the clients whose name starts with a letter of `who`, from a round on."""
-
-    paper = "none"
-    who: str = knob("b", "first letters of the clients that break")
-    since: int = knob(0, "first round in which they break")
-
-    def loss(self, net: Any, x: Tensor, y: Tensor, at: At) -> Any:
-        """Cross-entropy, or an error."""
-        if at.client is not None and at.client[0] in self.who and at.round >= self.since:
-            raise ValueError(f"no luck at {at.client}")
-        return super().loss(net, x, y, at)
-
-
-@register("test_diverges")
-class Diverges(FedProto):
-    """The loss of client b is not a number."""
-
-    paper = "none"
-
-    def loss(self, net: Any, x: Tensor, y: Tensor, at: At) -> Any:
-        """FedProto's, times infinity at b."""
-        terms, notes = super().loss(net, x, y, at)
-        return ({name: value * math.inf for name, value in terms.items()} if at.client == "b-0" else terms), notes
-
-
-@register("test_grows")
-class Grows(FedAvg):
-    """Every client breaks when its samples are too few."""
-
-    paper = "none"
-    least: Positive = knob(1.0, "fewest samples")
-
-    def upload(self, net: Any, data: Any, at: At) -> Any:
-        """The model, if there are enough samples."""
-        if at.taken > 1 and len(data.y) < self.least:
-            raise RuntimeError("too few")
-        return super().upload(net, data, at)
+MISBEHAVING = f"{Path(__file__).parent / 'misbehaving.py'}"
 
 
 CONTRACT = {
@@ -160,7 +114,7 @@ def test_who_sits_out_keeps_its_state_and_is_scored(tiny_run: Any) -> None:
 @pytest.mark.parametrize("engine", ["loop", "workers"])
 def test_a_failing_client_is_left_out(engine: str, tiny_run: Any, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "protofed"):
-        run = tiny_run("test_breaks", engine=engine, workers=2)
+        run = tiny_run(f"{MISBEHAVING}:Breaks", engine=engine, workers=2)
     for record in run.rounds:
         assert record["participants"] == ["a-0", "b-0", "c-0"]
         (event,) = record["events"]
@@ -173,7 +127,7 @@ def test_a_failing_client_is_left_out(engine: str, tiny_run: Any, caplog: pytest
 
 
 def test_without_the_failing_client_the_others_go_on_as_if_alone(tiny_run: Any) -> None:
-    broken, without = tiny_run("test_breaks"), tiny_run("fedavg", domains="a,c")
+    broken, without = tiny_run(f"{MISBEHAVING}:Breaks"), tiny_run("fedavg", domains="a,c")
     assert (broken.path / "model.safetensors").read_bytes() == (without.path / "model.safetensors").read_bytes()
     # What was sent to the client that failed was sent; what it never sent is not counted.
     one, other = broken.rounds[0]["bytes"], without.rounds[0]["bytes"]
@@ -182,7 +136,7 @@ def test_without_the_failing_client_the_others_go_on_as_if_alone(tiny_run: Any) 
 
 
 def test_a_client_that_fails_later_keeps_its_last_state(tiny_run: Any) -> None:
-    run, before = tiny_run("test_breaks", set={"since": 1}), tiny_run("fedavg", rounds=1)
+    run, before = tiny_run(f"{MISBEHAVING}:Breaks", set={"since": 1}), tiny_run("fedavg", rounds=1)
     assert [len(record["events"]) for record in run.rounds] == [0, 1]
     file = "clients/b-0.safetensors"
     assert (run.path / file).read_bytes() == (before.path / file).read_bytes()
@@ -190,7 +144,7 @@ def test_a_client_that_fails_later_keeps_its_last_state(tiny_run: Any) -> None:
 
 @pytest.mark.parametrize("engine", ["loop", "workers"])
 def test_a_diverging_client_is_left_out(engine: str, tiny_run: Any) -> None:
-    run = tiny_run("test_diverges", engine=engine, workers=2)
+    run = tiny_run(f"{MISBEHAVING}:Diverges", engine=engine, workers=2)
     for record in run.rounds:
         (event,) = record["events"]
         assert event["client"] == "b-0"
@@ -202,14 +156,14 @@ def test_a_diverging_client_is_left_out(engine: str, tiny_run: Any) -> None:
 
 def test_all_clients_failing_ends_the_run_and_says_why(tiny_run: Any, tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="every client failed in round 2; the first: ValueError: no luck at a-0"):
-        tiny_run("test_breaks", set={"who": "abc", "since": 1}, name="dead")
+        tiny_run(f"{MISBEHAVING}:Breaks", set={"who": "abc", "since": 1}, name="dead")
     assert len((tmp_path / "dead/rounds.jsonl").read_text().splitlines()) == 1
     with pytest.raises(RuntimeError, match="every client failed in round 2"):  # and it can be tried again
         protofed.run(out=tmp_path / "dead", resume=True)
 
 
 def test_failing_in_upload(make_data: Any, tiny_run: Any) -> None:
-    run = tiny_run("test_grows", make_data(train={"a": 24, "b": 16, "c": 24}), set={"least": 20})
+    run = tiny_run(f"{MISBEHAVING}:Choosy", make_data(train={"a": 24, "b": 16, "c": 24}), set={"least": 20})
     assert [event["reason"] for event in run.rounds[0]["events"]] == ["RuntimeError: too few"]
 
 
@@ -355,9 +309,5 @@ def test_the_model_of_a_run(tiny_run: Any) -> None:
 def test_the_newcomers_broadcast_can_be_read(tiny_run: Any) -> None:
     run = tiny_run("fedproto")
     blob = (run.path / "broadcast.safetensors").read_bytes()
-    from protofed.methods.fedproto import Prototypes
-    from protofed.records import ClassTable
-
     G = decode(blob, Prototypes(ClassTable.empty(4, 16, torch.ones(1))), "server").G
     assert torch.equal(G.rows, run.prototypes()["rows"])
-    assert len(encode(Nothing(), "x").blob) < len(blob)

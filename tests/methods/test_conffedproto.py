@@ -16,9 +16,7 @@ Y = torch.tensor([0, 0, 1])
 G = ClassTable(torch.tensor([[2.0, 1.0], [0.0, 0.0]]), torch.tensor([1.0, 0.0]))
 
 
-@pytest.mark.parametrize(
-    ("normaliser", "expected"), [("count", [0.9, 0.8]), ("confidence", [1.5, 1.333333])]
-)
+@pytest.mark.parametrize(("normaliser", "expected"), [("count", [0.9, 0.8]), ("confidence", [1.5, 1.333333])])
 def test_gt_28(normaliser: str, expected: list[float], make_at: Any, identity_net: Any, samples_of: Any) -> None:
     h = torch.tensor([[1.0, 0.0], [0.0, 2.0], [3.0, 3.0]])
     c = torch.tensor([[0.9], [0.3], [0.6]])
@@ -30,7 +28,9 @@ def test_gt_28(normaliser: str, expected: list[float], make_at: Any, identity_ne
     assert upload.P.value.count.tolist() == [3, 0]
 
 
-def test_confidence_normaliser_ignores_the_scale_of_confidence(make_at: Any, identity_net: Any, samples_of: Any) -> None:
+def test_confidence_normaliser_ignores_the_scale_of_confidence(
+    make_at: Any, identity_net: Any, samples_of: Any
+) -> None:
     h, y = torch.randn(6, 2), torch.tensor([0, 1, 0, 1, 0, 0])
     c = torch.rand(6, 1) + 0.1
     method = ConfFedProto(conf_normaliser="confidence", proto_pass="last_epoch")

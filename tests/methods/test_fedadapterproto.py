@@ -243,7 +243,10 @@ def test_authors_preset_keeps_own_weights(data: str, tiny_run: Callable[..., Any
         {"weighting": "uniform"},
     ],
 )
-def test_knobs_change_the_run(settings: dict[str, object], data: str, tiny_run: Callable[..., Any]) -> None:
+def test_knobs_change_the_run(
+    settings: dict[str, object], make_data: Callable[..., str], tiny_run: Callable[..., Any]
+) -> None:
+    data = make_data("ab", classes=2, size=16, train={"a": 8, "b": 12}, test=2)
     options = {**TINY, "batch": 4}
     plain = tiny_run("fedadapterproto", data, set=SMALL, **options)
     other = tiny_run("fedadapterproto", data, set={**SMALL, **settings}, **options)

@@ -140,7 +140,10 @@ Y = torch.tensor([0, 0, 1])
 
 def drawn(gamma: float, partners: list[int]) -> dict[str, Tensor]:
     """A lottery that these partners win."""
-    return {"gamma": torch.full((len(partners),), gamma), "pick": torch.nn.functional.one_hot(torch.tensor(partners), 3)}
+    return {
+        "gamma": torch.full((len(partners),), gamma),
+        "pick": torch.nn.functional.one_hot(torch.tensor(partners), 3),
+    }
 
 
 @pytest.mark.parametrize(("reduction", "expected"), [("mse_mean", 1.25), ("class_sum", 4.375), ("class_mean", 2.375)])

@@ -67,11 +67,6 @@ def test_a_narrow_stage_keeps_one_channel_in_its_adapter() -> None:
     assert Adapter(4, reduction=16).down.out_channels == 1
 
 
-def test_precision_follows_the_base_model() -> None:
-    model = with_adapters(small().double(), reduction=16, kernel=1, init="zero_up")
-    assert {param.dtype for param in model.parameters()} == {torch.float64}
-
-
 def test_a_model_without_residual_stages_is_refused_in_words() -> None:
     base = build_model("mlp", (1, 8, 8), 3)
     with pytest.raises(UserError, match=r"layer1 to layer4 of a residual network.*hidden, fc.*resnet10, resnet18"):

@@ -15,6 +15,7 @@ from protofed.models import (
     nothing,
     of_type,
     part,
+    running_statistics,
     tensors,
 )
 from protofed.models.resnet import Bottleneck
@@ -102,3 +103,12 @@ def test_groups_read_as_written_and_travel(group: Group, text: str) -> None:
     assert str(group) == text
     assert pickle.loads(pickle.dumps(group)) == group
     assert len({group, pickle.loads(pickle.dumps(group))}) == 1
+
+
+def test_running_statistics_are_what_no_optimiser_trains(resnet50: Split, lenet: Split) -> None:
+    chosen = running_statistics.names(resnet50)
+    assert len(chosen) == 53 * 2
+    assert all(name.endswith(("running_mean", "running_var")) for name in chosen)
+    assert not chosen & {name for name, _ in resnet50.named_parameters()}
+    assert running_statistics.names(lenet) == frozenset()
+    assert str(everything - running_statistics) == "everything - running_statistics"

@@ -21,11 +21,13 @@ def console() -> Console:
 
 def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], figures: bool = True) -> None:
     """One table; with figures all columns but the first are set to the right."""
-    table = Table(title=title, title_justify="left")
+    table = Table()
     for index, column in enumerate(columns):
         table.add_column(column, justify="right" if figures and index else "left")
     for row in rows:
         table.add_row(*row)
+    # A title inside the table would be broken to the table's width.
+    console().print(title)
     console().print(table)
 
 

@@ -62,7 +62,7 @@ class ClientSide:
             down = self._open(message, self._templates.down, f"broadcast to {job.client}")
             net, state = self._enter(job.client, job.round, None if job.view == "local" else down)
             at = replace(self._setting.at(job.round, job.client), down=down, memory=state.memory)
-        samples = self._setting.test_samples(job.domain, job.client)
+        samples = self._setting.test_samples(job.domain, job.client, job.validates)
         predicted = self._probabilities(net, samples.batches(), at).argmax(1)
         return Score(int((predicted == samples.y).sum()), len(samples))
 

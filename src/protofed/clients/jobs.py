@@ -22,13 +22,14 @@ class Evaluate:
 
     `global`: the server's model, which comes with the job, on a domain's test set. `personal`: what `client` would
     use now, the broadcast loaded over its private part. `local`: the client's model as its training left it.
-    Without a domain the test set is the client's own hold-out.
+    Without a domain the test set is the client's own hold-out, or what it keeps of its training data to validate on.
     """
 
     view: Literal["global", "personal", "local"]
     round: int
     client: str | None
     domain: str | None
+    validates: bool = False
 
 
 @dataclass(frozen=True)

@@ -86,11 +86,12 @@ class Setting:
             beside,
         )
 
-    def test_samples(self, domain: str | None, client: str | None) -> ClientSamples:
-        """A domain's test set, or the client's own hold-out."""
+    def test_samples(self, domain: str | None, client: str | None, validates: bool = False) -> ClientSamples:
+        """A domain's test set, the client's own hold-out, or what it keeps of its training data to validate on."""
         if domain is not None:
             return self._clean(self.dataset.domains[domain].test)
-        return self._clean(self.pool.take(self.partition.holdout[str(client)]))
+        kept = self._train_and_validation(str(client))[1] if validates else self.partition.holdout[str(client)]
+        return self._clean(self.pool.take(kept))
 
     def _clean(self, images: Images) -> ClientSamples:
         return ClientSamples(images, self.dataset.normalise, Augment(), self.dtype, self.device)

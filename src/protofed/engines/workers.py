@@ -65,7 +65,7 @@ class WorkersEngine:
             return self._setting.sizes[job.client]
         if isinstance(job, Predict) or job.domain is not None:
             return len(self._setting.dataset.domains[str(job.domain)].test)
-        return len(self._setting.partition.holdout[str(job.client)])
+        return self._setting.sizes[str(job.client)]
 
 
 class _Worker:

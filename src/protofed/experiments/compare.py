@@ -13,6 +13,7 @@ from protofed.experiments.options import make_options
 from protofed.experiments.results import Run
 from protofed.experiments.run import run
 from protofed.experiments.statistics import paired_tests, spread
+from protofed.method import Method
 from protofed.registry import find_method, knobs, load_plugin, method_names
 
 _VIEWS = ("global", "personal")
@@ -112,10 +113,19 @@ def _options_of_each(
             **options,
             "method": name,
             "preset": preset if preset in cls.presets else None,
-            "set": _settings_of(name, settings, knobs_of[name]),
+            "set": {**_own_plan(knobs_of[name], cls, options), **_settings_of(name, settings, knobs_of[name])},
         }
         for name, cls in classes.items()
     }
+
+
+def _own_plan(known: set[str], cls: type[Method], options: Mapping[str, Any]) -> dict[str, str]:
+    """A method that brings its own plan gets it scaled to the epochs of the others, so that all train equally long."""
+    if "plan" not in known:
+        return {}
+    asked = make_options({key: value for key, value in options.items() if key != "set"}).training_plan()
+    budget, own = sum(asked.epochs), cls().plan(asked).epochs
+    return {"plan": ",".join(str(max(1, round(budget * epochs / sum(own)))) for epochs in own)}
 
 
 def _settings_of(name: str, settings: Mapping[str, str], known: set[str]) -> dict[str, str]:

@@ -71,6 +71,12 @@ def mean_of_last(rounds: list[dict[str, Any]], last: int = _LAST_ROUNDS) -> Any:
     return _mean(evaluated[-last:])
 
 
+def best_validated(rounds: list[dict[str, Any]]) -> Any:
+    """Accuracy of the round whose model did best on validation data; None where there was no such data."""
+    validated = [record for record in rounds if record["validation"] is not None]
+    return max(validated, key=lambda record: record["validation"])["accuracy"] if validated else None
+
+
 def _mean(views: list[Any]) -> Any:
     """The mean of equally built trees of numbers."""
     if isinstance(views[0], Mapping):

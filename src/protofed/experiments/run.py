@@ -16,7 +16,7 @@ from protofed.engines import make_engine
 from protofed.errors import UserError
 from protofed.experiments.assembly import Assembly, assemble
 from protofed.experiments.options import Options, make_options
-from protofed.experiments.results import Run, mean_of_last
+from protofed.experiments.results import Run, best_validated, mean_of_last
 from protofed.federation import Federation, RunFolder, Watch
 from protofed.records import KINDS, encode
 
@@ -127,6 +127,8 @@ def _write_results(federation: Federation, folder: RunFolder) -> None:
 
 def _summary(assembly: Assembly, rounds: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
     options = assembly.options
+    method = assembly.setting.method
+    only_the_end_counts = method.pools_data or method.ensembles or options.ensemble
     train_seconds = sum(record["seconds"]["train"] for record in rounds)
     peak = sum(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return {
@@ -136,9 +138,9 @@ def _summary(assembly: Assembly, rounds: list[dict[str, Any]], seconds: float) -
         "seed": options.seed,
         "rounds": len(rounds),
         "engine": assembly.engine,
-        "accuracy": mean_of_last(rounds),
+        "accuracy": rounds[-1]["accuracy"] if only_the_end_counts else mean_of_last(rounds),
         "accuracy_final": rounds[-1]["accuracy"],
-        "accuracy_best_validation": None,
+        "accuracy_best_validation": best_validated(rounds),
         "bytes": {
             way: {kind: sum(record["bytes"][way][kind] for record in rounds) for kind in (*KINDS, "total")}
             for way in ("up", "down")

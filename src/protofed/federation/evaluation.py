@@ -67,6 +67,15 @@ class Evaluator:
             accuracy["local"] = _client_view(self._client_scores("local", round, broadcast_to))
         return accuracy
 
+    def validate(self, round: int, broadcast_to: Callable[[str], Message]) -> float | None:
+        """Accuracy of what clients would use now on what they keep from training; None where they keep nothing."""
+        if not self._setting.validation:
+            return None
+        jobs = [Evaluate("personal", round, client, None, validates=True) for client in self._setting.partition.clients]
+        scores = self._perform([(job, broadcast_to(str(job.client))) for job in jobs], Score).values()
+        total = sum(score.total for score in scores)
+        return sum(score.correct for score in scores) / total if total else None
+
     def _personal_view(
         self, round: int, domains: dict[str, Score] | None, broadcast_to: Callable[[str], Message]
     ) -> dict[str, Any] | None:

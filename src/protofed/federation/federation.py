@@ -83,13 +83,14 @@ class Federation:
             at = replace(self.setting.at(round, None), participants=tuple(exchange.tally.clients))
             self.server = self.setting.method.aggregate(self.server, exchange.tally.total(), at)
         with clock.part("evaluate"):
-            accuracy = self._accuracy(round, exchange.members)
+            accuracy, validation = self._accuracy(round, exchange.members)
         record = {
             "round": round + 1,
             "participants": participants,
             "train_loss": _finite(sum(exchange.loss.values())),
             "loss_parts": {name: _finite(value) for name, value in exchange.loss.items()},
             "accuracy": accuracy,
+            "validation": validation,
             "bytes": {"up": exchange.up.as_dict(), "down": exchange.down.as_dict()},
             "samples": exchange.samples,
             "seconds": clock.seconds(),
@@ -140,10 +141,11 @@ class Federation:
             exchange.members[client] = self.setting.method.client_weights(self.server, upload)
         return None
 
-    def _accuracy(self, round: int, members: dict[str, Weights]) -> dict[str, Any] | None:
+    def _accuracy(self, round: int, members: dict[str, Weights]) -> tuple[dict[str, Any] | None, float | None]:
+        """Both views, and the accuracy on validation data; null in rounds that are not evaluated."""
         last = round + 1 == self.setting.plan.rounds
         if not last and (round + 1) % self._watch.evaluate_every:
-            return None
+            return None, None
         # What clients would use now is what the next round would send them.
         post = _Post(self, round + 1)
         newcomer = self.broadcast(round + 1, None)
@@ -153,7 +155,8 @@ class Federation:
             Member(client, share, encode(GlobalModel(members[client], newcomer), client))
             for client, share in self._ensemble_shares(list(members)).items()
         ]
-        return self.evaluator.evaluate(round, package, post.message_to, ensemble, self._watch.evaluate_local)
+        accuracy = self.evaluator.evaluate(round, package, post.message_to, ensemble, self._watch.evaluate_local)
+        return accuracy, self.evaluator.validate(round, post.message_to)
 
     def _ensemble_shares(self, members: list[str]) -> dict[str, float]:
         """How much each member counts: all the same, or by samples where the method says so."""

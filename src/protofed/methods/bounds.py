@@ -11,7 +11,7 @@ from protofed.registry import register
 class Centralized(FedAvg):
     """One model trained on everybody's data, for as many epochs as a client would train: the upper bound."""
 
-    paper = ""
+    paper = "None: the upper bound that comparisons are drawn against"
     sends_up = "nothing (the data are pooled)"
     sends_down = "nothing"
     readings = ("The optimiser goes on over the rounds, as it would in one long training (persist_optimizer).",)

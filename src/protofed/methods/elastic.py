@@ -3,6 +3,7 @@
 Chen, Hu, Xia, Lu. Elastic Aggregation for Federated Optimization. CVPR 2023.
 """
 
+from dataclasses import replace
 from math import ceil
 from typing import Annotated, Any, Literal
 
@@ -77,12 +78,12 @@ class Elastic(FedAvg):
 
     def aggregate(self, server: Model, total: Any, at: At) -> Model:
         """theta^t + zeta (mean theta_i - theta^t)."""
-        zeta = self.zeta(total.omega, {client: float(size) for client, size in at.clients.items()})
+        zeta = self.zeta(total.omega, at)
         mean = total.weights
         theta = {name: old + zeta[name] * (mean.params[name] - old) for name, old in server.weights.params.items()}
         return Model(Weights(theta, mean.stats))
 
-    def zeta(self, omega: Any, sizes: dict[str, float]) -> Sensitivity:
+    def zeta(self, omega: Any, at: At) -> Sensitivity:
         """1 + tau - Omega / max Omega; 1 where nothing is sensitive."""
         if self.maximum == "params":
             largest = torch.stack([tensor.max() for tensor in omega.values()]).max()
@@ -90,7 +91,7 @@ class Elastic(FedAvg):
         else:
             each = list(omega.values())
             most = {name: torch.stack([one[name] for one in each]).amax(0) for name in each[0]}
-            omega = weighted_mean(omega, sizes if self.weighting == "samples" else dict.fromkeys(sizes, 1.0))
+            omega = weighted_mean(omega, {client: self.weight(replace(at, client=client)) for client in omega})
         return {
             name: torch.where(most[name] > 0, 1 + self.tau - tensor / most[name].clamp(min=1e-30), 1.0)
             for name, tensor in omega.items()

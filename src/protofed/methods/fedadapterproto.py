@@ -145,7 +145,7 @@ class FedAdapterProto(WithAdapters, FedPrototypical):
 
     def upload(self, net: Net, data: Samples, at: At) -> tuple[Record, Record]:
         """alpha_i and phi_i."""
-        # Whoever could not take a step sends what it received: not nothing, should that be so everywhere.
+        # A client that could take no step counts as one: were there only such, the mean would have no weight at all.
         steps = max(at.taken, 1)
         weight = {"size": at.size, "mean": 1, "steps": steps, "steps_size": steps * at.size}[self.adapter_agg]
         return AdapterProtoUpload(

@@ -48,7 +48,7 @@ def with_adapters(base: Split, *, reduction: int, kernel: int, init: AdapterInit
         if name in _STAGES:
             channels = output_channels(stage)
             adapted[name.replace("layer", "adapter")] = Adapter(channels, reduction, kernel, init)
-    return like(Split(adapted, cut=base.cut, dim=base.dim, classes=base.classes), base)
+    return Split(adapted, cut=base.cut, dim=base.dim, classes=base.classes)
 
 
 def output_channels(*stages: nn.Module) -> int:
@@ -62,8 +62,3 @@ def start_convolution(convolution: nn.Conv2d) -> None:
     nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
     assert convolution.bias is not None
     nn.init.zeros_(convolution.bias)
-
-
-def like(model: Split, base: Split) -> Split:
-    """The model in the precision and on the device of the one it was made from."""
-    return model.to(next(base.parameters()))

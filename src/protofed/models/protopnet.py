@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from protofed.errors import UserError
-from protofed.models.adapters import like, output_channels, start_convolution
+from protofed.models.adapters import output_channels, start_convolution
 from protofed.models.groups import Group, part
 from protofed.models.net import Net
 from protofed.models.split import Split
@@ -101,7 +101,7 @@ def with_prototypes(base: Split, *, per_class: int, dim: int, size: int, similar
         "similarity": Similarity(similarity),
         "last": _last(base.classes, prototypes.labels),
     }
-    return like(Split(stages, cut="similarity", dim=base.classes * per_class, classes=base.classes), base)
+    return Split(stages, cut="similarity", dim=base.classes * per_class, classes=base.classes)
 
 
 def _addon(channels: int, dim: int) -> nn.Sequential:

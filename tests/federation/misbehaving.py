@@ -1,0 +1,59 @@
+"""Methods that go wrong, given to runs as `misbehaving.py:Class` so that no registry learns of them."""
+
+import math
+import os
+import signal
+from typing import Any
+
+from torch import Tensor
+
+from protofed.method import At, knob
+from protofed.methods.fedavg import FedAvg
+from protofed.methods.fedproto import FedProto
+
+
+class Breaks(FedAvg):
+    """Raises at the clients whose name starts with a letter of `who`, from a round on."""
+
+    who: str = knob("b", "first letters of the clients that break")
+    since: int = knob(0, "first round in which they break")
+    until: int = knob(1000, "first round in which they do not break any more")
+
+    def loss(self, net: Any, x: Tensor, y: Tensor, at: At) -> Any:
+        """Cross-entropy, or an error."""
+        if at.client is not None and at.client[0] in self.who and self.since <= at.round < self.until:
+            raise ValueError(f"no luck at {at.client}")
+        return super().loss(net, x, y, at)
+
+
+class Dies(FedAvg):
+    """In one round the process that trains client b is killed in the middle of a batch."""
+
+    since: int = knob(1, "the round in which it dies")
+
+    def loss(self, net: Any, x: Tensor, y: Tensor, at: At) -> Any:
+        """Cross-entropy, or death."""
+        if at.client == "b-0" and at.round == self.since:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().loss(net, x, y, at)
+
+
+class Diverges(FedProto):
+    """The loss of client b is not a number."""
+
+    def loss(self, net: Any, x: Tensor, y: Tensor, at: At) -> Any:
+        """FedProto's, times infinity at b."""
+        terms, notes = super().loss(net, x, y, at)
+        return ({name: value * math.inf for name, value in terms.items()} if at.client == "b-0" else terms), notes
+
+
+class Choosy(FedAvg):
+    """Refuses to upload from few samples."""
+
+    least: int = knob(1, "fewest samples")
+
+    def upload(self, net: Any, data: Any, at: At) -> Any:
+        """The model, if there are enough samples; the rehearsal, with its two blank images, passes."""
+        if 2 < len(data.y) < self.least:
+            raise RuntimeError("too few")
+        return super().upload(net, data, at)
