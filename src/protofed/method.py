@@ -259,7 +259,7 @@ class Method:
         """The server's complete model, or None where every client keeps its own."""
         return server.weights if self.shares == everything else None
 
-    def client_weights(self, server: Any, upload: Any) -> Weights:
+    def client_weights(self, server: Any, upload: Any, at: At) -> Weights:
         """One client's complete model, as its upload tells the server; ensembles are made of these."""
         base, own = self.global_weights(server), upload.weights.value
         return own if base is None else Weights({**base.params, **own.params}, {**base.stats, **own.stats})

@@ -22,7 +22,7 @@ from safetensors.torch import load
 from torch import Tensor
 
 from protofed.clients import Job, Result, Train, Trained
-from protofed.engines import LoopEngine
+from protofed.engines.loop import LoopEngine
 from protofed.experiments import Run, run
 from protofed.experiments.assembly import assemble
 from protofed.experiments.options import make_options
@@ -46,6 +46,8 @@ def check_method(method: type[Method], *, model: str = "mlp", engine: str = "loo
     """
     _check_description(method, settings)
     with tempfile.TemporaryDirectory(prefix="protofed-check-") as folder:
+        if model == "mlp":
+            settings = {"model.hidden": 16, **settings}
         trial = _Trial(method, Path(folder), {"model": model, "engine": engine, "set": settings})
         trial.check_exchange()
         trial.check_repetition_and_resume()
@@ -113,7 +115,9 @@ def _check_description(method: type[Method], settings: Mapping[str, object]) -> 
     name = method.__name__
     with _saying(f"{name} cannot be made with its defaults"):
         method()
-    assert method.__dict__.get("__doc__"), f"{name} has no docstring; say in a sentence what it does"
+    # A dataclass without a docstring is given its signature for one.
+    explained = not (method.__doc__ or f"{name}(").startswith(f"{name}(")
+    assert explained, f"{name} has no docstring; say in a sentence what it does"
     assert method.paper, f"{name} does not say where it comes from; set `paper` (or say that it is new)"
     for knob in knobs(method):
         assert knob.description, f"{name}.{knob.name} has no description; write knob(default, 'what it does')"

@@ -1,24 +1,42 @@
 """The commands as a user types them: exit codes, one error line, nothing left behind."""
 
 import json
+import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from protofed.cli import main
+
 TINY = ["--model", "mlp", "--samples-per-client", "40", "--rounds", "2", "--engine", "loop"]
 
 
-def protofed(*words, cwd, check=None):
-    done = subprocess.run(
-        [sys.executable, "-m", "protofed", *map(str, words)], cwd=cwd, capture_output=True, text=True, timeout=120
-    )
-    if check is not None:
-        assert done.returncode == check, done.stderr
-    return done
+@dataclass
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def protofed(tmp_path, monkeypatch, capfd):
+    """The command in a folder of its own; in this process, because starting one costs seconds."""
+    monkeypatch.chdir(tmp_path)
+
+    def command(*words, check=None):
+        capfd.readouterr()
+        code = main([str(word) for word in words])
+        done = Done(code, *capfd.readouterr())
+        assert check is None or code == check, done.stderr
+        return done
+
+    yield command
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def write_npz(folder: Path, **changes):
@@ -45,38 +63,42 @@ def broken_png(folder: Path):
     return folder
 
 
-MISTAKES = {
-    "method": lambda tmp: ["nosuch"],
-    "data": lambda tmp: ["--data", "nowhere"],
-    "value of a knob": lambda tmp: ["--set", "tau=abc"],
-    "knob": lambda tmp: ["--set", "nosuch=1"],
-    "too many clients": lambda tmp: ["--clients", "mnist=900"],
-    "nan": lambda tmp: ["--data", write_npz(tmp / "d", x_train=np.full((12, 8, 8, 1), np.nan, np.float32))],
-    "label": lambda tmp: ["--data", write_npz(tmp / "d", y_train=np.arange(12) - 1)],
-    "label beyond classes": lambda tmp: ["--data", write_npz(tmp / "d", classes=np.array(["a", "b"]))],
-    "empty folder": lambda tmp: ["--data", (tmp / "d").mkdir() or tmp / "d"],
-    "truncated png": lambda tmp: ["--data", broken_png(tmp / "d")],
-    "option": lambda tmp: ["--nosuch", "1"],
-    "number": lambda tmp: ["--rounds", "many"],
-    "range": lambda tmp: ["--participation", "1.5"],
-    "choice": lambda tmp: ["--optimizer", "sdg"],
-    "engine": lambda tmp: ["--engine", "lop"],
-    "model": lambda tmp: ["--model", "resnet11"],
-    "model option": lambda tmp: ["--set", "model.width=3"],
-    "data option": lambda tmp: ["--set", "data.augment=flop"],
-    "preset": lambda tmp: ["--preset", "nosuch"],
-    "plan": lambda tmp: ["--plan", "3,x"],
-    "weights": lambda tmp: ["--weights", "nowhere.pth"],
-    "plugin": lambda tmp: ["--plugin", "nowhere.py"],
-    "from": lambda tmp: ["--from", "nowhere.json"],
-    "resume": lambda tmp: ["--resume"],
-    "mixed architectures": lambda tmp: ["fedavg", "--model", "mlp,lenet5"],
+OPTIONS = {
+    "method": ["nosuch"],
+    "data": ["--data", "nowhere"],
+    "value of a knob": ["--set", "tau=abc"],
+    "knob": ["--set", "nosuch=1"],
+    "too many clients": ["--clients", "mnist=900"],
+    "option": ["--nosuch", "1"],
+    "number": ["--rounds", "many"],
+    "range": ["--participation", "1.5"],
+    "choice": ["--optimizer", "sdg"],
+    "engine": ["--engine", "lop"],
+    "model": ["--model", "resnet11"],
+    "model option": ["--set", "model.width=3"],
+    "data option": ["--set", "data.augment=flop"],
+    "preset": ["--preset", "nosuch"],
+    "plan": ["--plan", "3,x"],
+    "weights": ["--weights", "nowhere.pth"],
+    "plugin": ["--plugin", "nowhere.py"],
+    "from": ["--from", "nowhere.json"],
+    "resume": ["--resume"],
+    "mixed architectures": ["fedavg", "--model", "mlp,lenet5"],
+}
+DATA = {
+    "nan": lambda folder: write_npz(folder, x_train=np.full((12, 8, 8, 1), np.nan, np.float32)),
+    "label": lambda folder: write_npz(folder, y_train=np.arange(12) - 1),
+    "label beyond classes": lambda folder: write_npz(folder, classes=np.array(["a", "b"])),
+    "empty folder": lambda folder: folder.mkdir(),
+    "truncated png": lambda folder: broken_png(folder),
 }
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_ends_with_one_line(mistake, tmp_path):
-    done = protofed("run", *MISTAKES[mistake](tmp_path), "--out", tmp_path / "run", cwd=tmp_path)
+@pytest.mark.parametrize("mistake", [*OPTIONS, *DATA])
+def test_a_mistake_ends_with_one_line(mistake, protofed, tmp_path):
+    if mistake in DATA:
+        DATA[mistake](tmp_path / "data")
+    done = protofed("run", *OPTIONS.get(mistake, ["--data", "data"]), "--out", tmp_path / "run")
     assert done.returncode == 2
     lines = done.stderr.strip().splitlines()
     assert lines[-1].startswith("error: ")
@@ -86,8 +108,8 @@ def test_a_mistake_ends_with_one_line(mistake, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_from_the_command_line(tmp_path):
-    done = protofed("run", "fedavg", *TINY, "--out", "first", cwd=tmp_path, check=0)
+def test_a_run_from_the_command_line(protofed, tmp_path):
+    done = protofed("run", "fedavg", *TINY, "--out", "first", check=0)
     assert "round 2/2" in done.stdout
     assert "average" in done.stdout
     names = {path.name for path in (tmp_path / "first").iterdir()}
@@ -96,27 +118,27 @@ def test_a_run_from_the_command_line(tmp_path):
         "clients", "checkpoint",
     }  # fmt: skip
 
-    again = protofed("run", "--from", "first/run.json", "--out", "second", "--json", cwd=tmp_path, check=0)
+    again = protofed("run", "--from", "first/run.json", "--out", "second", "--json", check=0)
     summary = json.loads(again.stdout)
     assert summary["status"] == "complete"
     for name in ("model.safetensors", "partition.npz", "run.json"):
         assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes()
 
-    taken = protofed("run", "fedavg", *TINY, "--out", "first", cwd=tmp_path, check=2)
+    taken = protofed("run", "fedavg", *TINY, "--out", "first", check=2)
     assert "exists already" in taken.stderr
-    changed = protofed("run", "--out", "first", "--resume", "--lr", "0.5", cwd=tmp_path, check=2)
+    changed = protofed("run", "--out", "first", "--resume", "--lr", "0.5", check=2)
     assert "lr (was 0.01, now 0.5)" in changed.stderr
-    quiet = protofed("run", "--out", "first", "--resume", "--quiet", cwd=tmp_path, check=0)
+    quiet = protofed("run", "--out", "first", "--resume", "--quiet", check=0)
     assert quiet.stdout == ""
 
 
-def test_without_out_a_run_says_where_it_goes(tmp_path):
-    done = protofed("run", "fedavg", *TINY, cwd=tmp_path, check=0)
+def test_without_out_a_run_says_where_it_goes(protofed, tmp_path):
+    done = protofed("run", "fedavg", *TINY, check=0)
     assert "written to runs/fedavg-digits-seed0" in done.stdout
     assert (tmp_path / "runs" / "fedavg-digits-seed0" / "summary.json").exists()
 
 
-def test_a_plugin_brings_a_method(tmp_path):
+def test_a_plugin_brings_a_method(protofed, tmp_path):
     (tmp_path / "mine.py").write_text(
         "from protofed import register\n"
         "from protofed.methods.fedavg import FedAvg\n"
@@ -126,35 +148,43 @@ def test_a_plugin_brings_a_method(tmp_path):
     )
     for words in (["mine", "--plugin", "mine.py"], ["mine.py:Mine"]):
         out = f"run-{len(words)}"
-        protofed("run", *words, *TINY, "--out", out, "--quiet", cwd=tmp_path, check=0)
+        protofed("run", *words, *TINY, "--out", out, "--quiet", check=0)
         assert json.loads((tmp_path / out / "summary.json").read_text())["method"] == words[0]
-    listed = protofed("methods", "--plugin", "mine.py", "--json", cwd=tmp_path, check=0)
+    listed = protofed("methods", "--plugin", "mine.py", "--json", check=0)
     assert "mine" in [entry["name"] for entry in json.loads(listed.stdout)]
 
 
-def test_compare_from_the_command_line(tmp_path):
+def test_compare_from_the_command_line(protofed, tmp_path):
     words = ["compare", "fedavg", "fedproto", *TINY, "--seeds", "0,1", "--out", "cmp", "--set", "fedproto.lam=0.5"]
-    done = protofed(*words, cwd=tmp_path, check=0)
+    done = protofed(*words, check=0)
     assert "global view" in done.stdout
     assert "personal view" in done.stdout
     content = json.loads((tmp_path / "cmp" / "comparison.json").read_text())
     assert content["methods"]["fedproto"]["global"] is None
     assert len(content["methods"]["fedavg"]["global"]["average"]["seeds"]) == 2
     assert content["methods"]["fedproto"]["personal"]["test"]["p_holm"] <= 1
-    again = protofed(*words, cwd=tmp_path, check=0)
+    again = protofed(*words, check=0)
     assert "round 1/2" not in again.stdout, "finished runs are not repeated"
-    assert "none of the methods" in protofed(*words, "--set", "nosuch=1", cwd=tmp_path, check=2).stderr
+    assert "none of the methods" in protofed(*words, "--set", "nosuch=1", check=2).stderr
 
 
-def test_lists(tmp_path):
-    methods = json.loads(protofed("methods", "--json", cwd=tmp_path, check=0).stdout)
+def test_lists(protofed):
+    methods = json.loads(protofed("methods", "--json", check=0).stdout)
     assert {"fedavg", "fedproto", "fedproto_avg", "conffedproto", "i2pfl"} <= {entry["name"] for entry in methods}
     assert all(entry["paper"] and entry["summary"] and entry["sends_up"] for entry in methods)
-    assert "tau" in protofed("methods", "i2pfl", cwd=tmp_path, check=0).stdout
-    assert "did you mean i2pfl" in protofed("methods", "i2pf", cwd=tmp_path, check=2).stderr
-    models = json.loads(protofed("models", "--json", cwd=tmp_path, check=0).stdout)
+    assert "tau" in protofed("methods", "i2pfl", check=0).stdout
+    assert "did you mean i2pfl" in protofed("methods", "i2pf", check=2).stderr
+    models = json.loads(protofed("models", "--json", check=0).stdout)
     assert {"lenet5", "cnn", "resnet10", "resnet18", "resnet50", "mlp"} <= {entry["name"] for entry in models}
-    assert "width" in protofed("models", "resnet10", cwd=tmp_path, check=0).stdout
-    assert "digits" in protofed("data", cwd=tmp_path, check=0).stdout
-    assert "syn_generated" in protofed("data", "digits", cwd=tmp_path, check=0).stdout
-    assert "Commands" in protofed(cwd=tmp_path, check=0).stdout
+    assert "width" in protofed("models", "resnet10", check=0).stdout
+    assert "digits" in protofed("data", check=0).stdout
+    assert "syn_generated" in protofed("data", "digits", check=0).stdout
+    assert "Commands" in protofed(check=0).stdout
+
+
+def test_the_installed_command_is_a_process_of_its_own(tmp_path):
+    words = [sys.executable, "-m", "protofed", "run", "nosuch"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: unknown method 'nosuch'")
+    assert done.stderr.count("\n") == 1

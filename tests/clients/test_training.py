@@ -1,5 +1,7 @@
 """Local training: what is frozen stays, small batches, notes, and samples clean or augmented."""
 
+from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,25 +33,16 @@ def setting_of(tiny_data: str, tmp_path: Path) -> Any:
         chosen = {"method": "fedavg", "data": data or tiny_data, "model": "mlp", "batch": 8, **options}
         setting = assemble(make_options(chosen), tmp_path / "clients").setting
         (tmp_path / "clients").mkdir(exist_ok=True)
-        return setting if method is None else Setting(**{**vars_of(setting), "method": method})
+        return setting if method is None else replace(setting, method=method)
 
     return make
 
 
-def vars_of(setting: Setting) -> dict[str, Any]:
-    return {name: getattr(setting, name) for name in Setting.__dataclass_fields__}
-
-
 def trained(setting: Setting, client: str = "a-0") -> tuple[Weights, Weights, Any]:
     """The model before and after local training."""
-    from copy import deepcopy
-
-    net = Net(deepcopy(setting.model))
+    method, net, at = setting.method, Net(deepcopy(setting.model)), setting.at(0, client)
     before = net.pick()
-    at = setting.at(0, client)
-    learnt = train(
-        setting.method, net, setting.samples(client), at, make_optimizers(setting.method, net, setting.plan, at.lr)
-    )
+    learnt = train(method, net, setting.samples(client), at, make_optimizers(method, net, setting.plan, at.lr))
     return before, net.pick(), learnt
 
 
@@ -234,15 +227,15 @@ def test_what_a_client_sends_and_keeps(setting_of: Any) -> None:
     assert isinstance(result, Trained)
     upload = decode(result.blob, templates.upload, "a-0")
     store = ClientStore(setting.clients_folder)
-    state = store.read("a-0", 0, templates.client)
+    state = store.read("a-0", 0, templates.clients[0])
     assert isinstance(state, ClientState)
     assert changed(upload.weights.value, state.model) == set()
-    assert changed(templates.client.model, state.model) == set(state.model.tensors())
+    assert changed(templates.clients[0].model, state.model) == set(state.model.tensors())
     assert float(upload.weights.weight) == 24
     # Nothing is committed yet: before the commit the round can be forgotten.
-    assert store.read("a-0", 1, templates.client) is None
+    assert store.read("a-0", 1, templates.clients[0]) is None
     store.commit(["a-0"], 0)
-    assert store.read("a-0", 1, templates.client) is not None
+    assert store.read("a-0", 1, templates.clients[0]) is not None
 
 
 def test_training_does_not_depend_on_who_went_before(setting_of: Any) -> None:

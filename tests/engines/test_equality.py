@@ -56,7 +56,7 @@ def test_after_a_death_the_run_is_as_if_the_client_had_failed(tiny_run: Any) -> 
     assert (died.path / "model.safetensors").read_bytes() == (failed.path / "model.safetensors").read_bytes()
 
 
-def test_no_process_is_left_behind(tiny_run: Any, tmp_path: Path) -> None:
+def test_no_process_is_left_behind(tiny_run: Any) -> None:
     before = children()
     tiny_run("fedavg", engine="workers", workers=3)
     with pytest.raises(RuntimeError, match="every client failed"):

@@ -28,9 +28,7 @@ def test_gt_28(normaliser: str, expected: list[float], make_at: Any, identity_ne
     assert upload.P.value.count.tolist() == [3, 0]
 
 
-def test_confidence_normaliser_ignores_the_scale_of_confidence(
-    make_at: Any, identity_net: Any, samples_of: Any
-) -> None:
+def test_confidence_normaliser_ignores_its_scale(make_at: Any, identity_net: Any, samples_of: Any) -> None:
     h, y = torch.randn(6, 2), torch.tensor([0, 1, 0, 1, 0, 0])
     c = torch.rand(6, 1) + 0.1
     method = ConfFedProto(conf_normaliser="confidence", proto_pass="last_epoch")

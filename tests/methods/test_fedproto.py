@@ -97,7 +97,7 @@ def test_without_alignment_the_averaged_form_is_fedavg(tiny_run: Any) -> None:
     assert [record["accuracy"] for record in plain.rounds] == [record["accuracy"] for record in without.rounds]
 
 
-def test_without_alignment_clients_train_alone(tiny_run: Any, make_data: Any) -> None:
+def test_without_alignment_clients_train_alone(tiny_run: Any) -> None:
     together = tiny_run("fedproto", set={"lam": 0})
     assert together.rounds[-1]["accuracy"]["global"] is None
     alone = tiny_run("fedproto", domains="c", set={"lam": 0})

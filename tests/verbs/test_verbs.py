@@ -1,6 +1,7 @@
 """The words methods are written in: golden vectors and properties."""
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -242,7 +243,7 @@ def test_finch_partitions_are_nested_and_shrink(size: int, seed: int) -> None:
     assert sizes == sorted(set(sizes), reverse=True)
     for labels, clusters in zip(partitions, sizes, strict=True):
         assert sorted(set(labels.tolist())) == list(range(clusters))
-    for fine, coarse in zip(partitions, partitions[1:], strict=False):
+    for fine, coarse in pairwise(partitions):
         assert all(len(set(coarse[fine == label].tolist())) == 1 for label in range(int(fine.max()) + 1))
     if size > 1:  # every vector shares its cluster with its nearest neighbour
         similarity = cosine(vectors.double(), vectors.double()).fill_diagonal_(-2)

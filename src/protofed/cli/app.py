@@ -31,12 +31,12 @@ app.command("data")(data_command)
 app.command("models")(models_command)
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Run a command; 0 done, 1 internal failure, 2 a mistake of the user, 130 and 143 stopped by a signal."""
-    logging.basicConfig(format="warning: %(message)s", level=logging.WARNING, stream=sys.stderr)
+    logging.basicConfig(format="warning: %(message)s", level=logging.WARNING, stream=sys.stderr, force=True)
     signal.signal(signal.SIGTERM, _terminate)
     try:
-        result = app(standalone_mode=False)
+        result = app(arguments, standalone_mode=False)
     except UserError as error:
         return _complain(str(error))
     except click.exceptions.NoArgsIsHelpError as error:

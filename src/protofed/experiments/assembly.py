@@ -147,10 +147,11 @@ def assemble(options: Options, clients_folder: Path) -> Assembly:
         built = tuple(method.build(base, setting.at(0, None)) for base in setting.models)
         # What a method adds is made by torch in its default precision.
         setting = replace(setting, models=tuple(model.to(device, setting.dtype) for model in built))
-    _refuse_impossible(options, setting)
+    templates = rehearse(setting)
+    _refuse_impossible(options, setting, templates)
     engine, workers = choose_engine(options.engine, options.workers, len(partition.clients), options.device)
-    warnings = (*dataset.warnings, *partition.warnings)
-    return Assembly(options, setting, rehearse(setting), engine, workers, warnings, report)
+    warnings = (*dataset.warnings, *partition.warnings, *_random_parts(options, setting))
+    return Assembly(options, setting, templates, engine, workers, warnings, report)
 
 
 def _base_models(options: Options, dataset: Dataset) -> tuple[list[Split], WeightsReport | None]:
@@ -174,7 +175,16 @@ def _base_models(options: Options, dataset: Dataset) -> tuple[list[Split], Weigh
     return models, load_weights(models[0], options.weights)
 
 
-def _refuse_impossible(options: Options, setting: Setting) -> None:
+def _random_parts(options: Options, setting: Setting) -> list[str]:
+    """A warning where something is neither trained nor loaded from a file."""
+    trained = {name for step in setting.method.steps for name in step.trains.names(setting.model)}
+    frozen = {name for name, _ in setting.model.named_parameters()} - trained
+    if options.weights is not None or not frozen:
+        return []
+    return [f"{options.method} trains only a part of the model and the rest is random; give --weights for a backbone"]
+
+
+def _refuse_impossible(options: Options, setting: Setting, templates: Templates) -> None:
     """Combinations that cannot work, refused with the reason."""
     method = setting.method
     if len(setting.models) > 1 and method.shares != nothing:
@@ -182,8 +192,8 @@ def _refuse_impossible(options: Options, setting: Setting) -> None:
             f"{options.method} exchanges weights, so all clients need one architecture; give one --model, or a method "
             "that exchanges prototypes only, such as fedproto or conffedproto"
         )
-    if options.ensemble and method.shares == nothing:
-        raise UserError(f"--ensemble needs a method that sends models; {options.method} sends none")
+    if options.ensemble and templates.global_model is None:
+        raise UserError(f"--ensemble needs a method with a complete global model; {options.method} has none")
 
 
 @contextmanager

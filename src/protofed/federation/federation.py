@@ -138,7 +138,8 @@ class Federation:
         exchange.tally.add(client, upload)
         exchange.add_loss(result)
         if self._watch.ensemble and round + 1 == self.setting.plan.rounds:
-            exchange.members[client] = self.setting.method.client_weights(self.server, upload)
+            at = self.setting.at(round, client)
+            exchange.members[client] = self.setting.method.client_weights(self.server, upload, at)
         return None
 
     def _accuracy(self, round: int, members: dict[str, Weights]) -> tuple[dict[str, Any] | None, float | None]:

@@ -152,6 +152,10 @@ class FedAdapterProto(WithAdapters, FedPrototypical):
             Mean(net.pick(adapters), weight), Mean(net.pick(self.phi), self.weight(at))
         ), at.memory
 
+    def client_weights(self, server: Server, upload: Any, at: At) -> Weights:
+        """The frozen backbone with alpha_i and phi_i."""
+        return joined(upload.alpha.value, upload.phi.value, server.rest)
+
     def aggregate(self, server: Server, total: Any, at: At) -> Server:
         """theta_g = sum (n_i / n) theta_i."""
         return Server(Shared(joined(total.alpha, total.phi)), server.rest)

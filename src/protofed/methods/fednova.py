@@ -71,19 +71,24 @@ class FedNova(Method):
 
     def upload(self, net: Net, data: Samples, at: At) -> tuple[Upload, Record]:
         """d_i = (theta^t - theta_i) / a_i."""
-        theta_i, a = net.pick(), self.effective_steps(at)
+        theta_i, a = net.pick(), self.effective_steps(at.taken, at)
         d = {name: (at.start.params[name] - tensor) / a for name, tensor in theta_i.params.items()}
         steps = torch.tensor(at.taken if self.mu else a, dtype=torch.float64)
         weight = self.weight(at)
         return Upload(Mean(Weights(d, theta_i.stats), weight), Mean(steps, weight)), at.memory
 
-    def effective_steps(self, at: At) -> float:
+    def effective_steps(self, taken: int, at: At) -> float:
         """a_i: how many steps of length lr a constant unit gradient would have gone; 1 where no step was taken."""
-        if at.reach is None:
-            return max(at.taken, 1)
-        if not self.mu:
-            return at.reach / at.lr if at.taken else 1.0
-        return max(_proximal_steps(at.taken, at.plan.momentum, at.lr * self.mu), 1.0)
+        if at.plan.optimizer == "adam":
+            return max(taken, 1)
+        return max(_counted_steps(taken, at.plan.momentum, at.lr * self.mu), 1.0)
+
+    def client_weights(self, server: Server, upload: Any, at: At) -> Weights:
+        """theta_i = theta - a_i d_i."""
+        d, steps = upload.d.value, float(upload.steps.value)
+        a = self.effective_steps(round(steps), at) if self.mu else steps
+        theta = server.model.weights.params
+        return Weights({name: theta[name] - a * change for name, change in d.params.items()}, d.stats)
 
     def aggregate(self, server: Server, total: Any, at: At) -> Server:
         """theta - tau_eff sum p_i d_i, through the server's momentum."""
@@ -100,8 +105,8 @@ class FedNova(Method):
         return server.model.weights
 
 
-def _proximal_steps(steps: int, rho: float, e: float) -> float:
-    """Steps that count when a proximal term of strength e = lr x mu holds back; sum of (1 - e)^j without momentum."""
+def _counted_steps(steps: int, rho: float, e: float) -> float:
+    """a_i with momentum rho and a proximal term of strength e = lr x mu, which holds back."""
     a = stride = 0.0
     for _ in range(steps):
         stride = rho * stride + 1 - e * a

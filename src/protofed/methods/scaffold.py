@@ -90,6 +90,12 @@ class Scaffold(Method):
         memory = Memory(Weights({name: c_i[name] + dc[name] for name in c}, {}))
         return Upload(Mean(Weights(dy, y.stats), self.weight(at)), Mean(Weights(dc, {}), 1.0)), memory
 
+    def client_weights(self, server: Controlled, upload: Any, at: At) -> Weights:
+        """y = theta + dy."""
+        dy = upload.weights.value
+        theta = server.weights.params
+        return Weights({name: theta[name] + change for name, change in dy.params.items()}, dy.stats)
+
     def aggregate(self, server: Controlled, total: Any, at: At) -> Controlled:
         """One step along the mean change; c stays the mean of the c_i of all clients."""
         dy, dc = total.weights.params, total.c.params

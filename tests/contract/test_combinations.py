@@ -1,0 +1,97 @@
+"""Options that must work with every method they make sense for: ensembles, plans, mixed architectures, balance."""
+
+import pytest
+import torch
+
+from protofed import UserError
+from protofed.registry import find_method, method_names
+
+NEEDS_RESNET = {"fedadapter", "fedadapter_noprox", "fedadapterproto", "fedprototypical"}
+GLOBAL = [name for name in method_names() if find_method(name)().kind == "global"]
+
+
+@pytest.mark.parametrize("method", GLOBAL)
+def test_every_global_method_can_end_in_an_ensemble(method, make_data, tiny_run):
+    data = make_data(["a", "b"], train=16, test=8)
+    model = {"model": "resnet10", "set": {"model.width": 2}} if method in NEEDS_RESNET else {"model": "mlp"}
+    if method == "fedmp_fewshot":
+        model["set"] = {"plan": "1,2"}
+    run = tiny_run(method, data, plan="1,2", ensemble=True, **model)
+    last = run.rounds[-1]["accuracy"]["global"]
+    assert run.summary["accuracy"]["global"] == last, "the final model counts, not a mean over rounds"
+    assert 0 <= last["average"] <= 1
+
+
+def test_an_ensemble_is_the_mean_of_its_members_probabilities(make_data, tiny_run):
+    """GT-43, on the way a run takes: mean softmax, not a vote."""
+    softmax = torch.tensor([[0.9, 0.1], [0.4, 0.6], [0.3, 0.7]])
+    assert torch.allclose(softmax.mean(0), torch.tensor([0.533333, 0.466667]), atol=1e-5)
+
+    run = tiny_run("fedavg", make_data(["a", "b"], train=16, test=8), rounds=2, ensemble=True, model="mlp")
+    from protofed.clients import ClientSide, Predict
+    from protofed.clients.rehearsal import GlobalModel
+    from protofed.experiments.assembly import assemble
+    from protofed.experiments.options import make_options
+    from protofed.records import decode, encode
+
+    parts = assemble(make_options(run.options), run.path / "clients")
+    side = ClientSide(parts.setting, parts.templates)
+    mean = 0
+    for client in ("a-0", "b-0"):
+        blob = (run.path / "clients" / f"{client}.safetensors").read_bytes()
+        state = decode(blob, parts.templates.clients[0], client)
+        package = encode(GlobalModel(state.model, parts.templates.down), client)
+        mean = mean + side.perform(Predict(1, "a", client), package).probabilities / 2
+    correct = (mean.argmax(1) == parts.setting.dataset.domains["a"].test.y.numpy()).mean()
+    assert run.rounds[-1]["accuracy"]["global"]["a"] == pytest.approx(correct)
+
+
+@pytest.mark.parametrize("method", ["fedproto", "conffedproto"])
+def test_prototype_methods_train_different_architectures(method, make_data, tiny_run):
+    data = make_data(["a", "b", "c"], train=24, test=8, size=16)
+    run = tiny_run(method, data, rounds=2, model="lenet5,cnn,mlp", set={"model.hidden": 200})
+    counts = run.config["model"]["parameters"]
+    assert len(set(counts)) == 3
+    assert run.config["model"]["dim"] == 120, "the shortest features; longer ones are projected"
+    assert run.summary["accuracy"]["personal"]["average"] > 0
+
+
+@pytest.mark.parametrize("method", ["fedavg", "i2pfl", "fedbn"])
+def test_methods_that_exchange_weights_refuse_different_architectures(method, make_data, tiny_run):
+    with pytest.raises(UserError, match="exchanges weights, so all clients need one architecture"):
+        tiny_run(method, make_data(size=16), model="lenet5,cnn")
+
+
+def test_balanced_sampling_shows_rare_classes_as_often(make_data):
+    from pathlib import Path
+
+    from protofed.experiments.assembly import assemble
+    from protofed.experiments.options import make_options
+
+    data = make_data(["a"], classes=2, labels={"a": [0] * 90 + [1] * 10})
+    options = make_options({"method": "fedavg", "data": data, "model": "mlp", "balanced": True})
+    samples = assemble(options, Path("unused")).setting.samples("a-0")
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.cat([y for _ in range(20) for _, y in samples.epoch(32, generator, generator)])
+    assert len(drawn) == 20 * 100
+    assert 0.45 < drawn.float().mean() < 0.55
+
+
+def test_the_upper_bound_pools_the_data_and_sends_nothing(make_data, tiny_run):
+    run = tiny_run("centralized", make_data(["a", "b"]), rounds=2, model="mlp")
+    assert list(run.config["partition"]["clients"]) == ["pool-0"]
+    assert run.config["partition"]["clients"]["pool-0"]["train"] == 48
+    assert run.summary["bytes"]["up"]["total"] == run.summary["bytes"]["down"]["total"] == 0
+    assert run.summary["accuracy"]["personal"] is None
+
+
+def test_the_round_that_validates_best_is_reported(make_data, tiny_run):
+    run = tiny_run("fedavg", make_data(), rounds=3, model="mlp", set={"data.validation": 0.25})
+    best = max(run.rounds, key=lambda record: record["validation"])
+    assert run.summary["accuracy_best_validation"] == best["accuracy"]
+    assert tiny_run("fedavg", make_data(), rounds=1, model="mlp").summary["accuracy_best_validation"] is None
+
+
+def test_a_frozen_random_backbone_is_warned_of(make_data, tiny_run):
+    run = tiny_run("fedadapter", make_data(), rounds=1, model="resnet10", set={"model.width": 2})
+    assert any("the rest is random" in warning for warning in run.config["warnings"])
