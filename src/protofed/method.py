@@ -34,8 +34,8 @@ Notes = dict[str, Tensor]
 """Per-sample values that a loss asks to keep, first dimension = batch."""
 
 
-def knob(default: Any, description: str, name: str | None = None) -> Any:
-    """A hyper-parameter with the paper's default and a sentence on what it does.
+def knob(description: str, *, default: Any, name: str | None = None) -> Any:
+    """A hyper-parameter with a sentence on what it does and the paper's default.
 
     `name` is what the user calls it, where the field cannot have that name because a hook does.
     """
@@ -184,13 +184,15 @@ class Method:
     ensembles: ClassVar[bool] = False
     """The last exchange is not averaged: the clients' models predict together."""
 
-    weighting: Literal["samples", "uniform"] = knob("samples", "weight of a client in averages of weights")
+    weighting: Literal["samples", "uniform"] = knob("weight of a client in averages of weights", default="samples")
     proto_pass: Literal["extra_eval", "last_epoch"] = knob(
-        "extra_eval", "local prototypes from a clean pass after training, or as seen during the last epoch"
+        "local prototypes from a clean pass after training, or as seen during the last epoch", default="extra_eval"
     )
-    stale_protos: Literal["keep", "drop"] = knob("keep", "what becomes of a prototype nobody sent this round")
-    persist_optimizer: bool = knob(False, "keep momentum and moments between rounds instead of starting afresh")
-    drop_singleton_batch: bool = knob(True, "skip a trailing batch of one sample, which breaks batch normalisation")
+    stale_protos: Literal["keep", "drop"] = knob("what becomes of a prototype nobody sent this round", default="keep")
+    persist_optimizer: bool = knob("keep momentum and moments between rounds instead of starting afresh", default=False)
+    drop_singleton_batch: bool = knob(
+        "skip a trailing batch of one sample, which breaks batch normalisation", default=True
+    )
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

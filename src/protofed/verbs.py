@@ -103,7 +103,7 @@ def finch(vectors: Tensor) -> list[Tensor]:
     original vectors, until one more level would leave a single cluster or merge nothing. That level is discarded
     unless it is the first.
     """
-    labels = torch.arange(len(vectors))
+    labels = torch.arange(len(vectors), device=vectors.device)
     partitions: list[Tensor] = []
     centres = vectors
     while len(centres) > 1:
@@ -123,10 +123,10 @@ def _first_neighbour_components(vectors: Tensor) -> Tensor:
     """Labels of the components when every vector is linked with its nearest other one (ties: lowest index)."""
     similarity = cosine(vectors.double(), vectors.double())
     similarity.fill_diagonal_(-torch.inf)
-    neighbour = similarity.numpy().argmax(1)  # numpy promises the lowest index among equals
+    neighbour = similarity.cpu().numpy().argmax(1)  # numpy promises the lowest index among equals
     size = len(vectors)
     links = coo_matrix((np.ones(size), (np.arange(size), neighbour)), shape=(size, size))
-    return torch.from_numpy(connected_components(links, directed=False)[1]).long()
+    return torch.from_numpy(connected_components(links, directed=False)[1]).long().to(vectors.device)
 
 
 def finch_centres(vectors: Tensor) -> Tensor:

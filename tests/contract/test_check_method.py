@@ -42,14 +42,14 @@ class BadDefault(FedAvg):
     """The default is not a value of the knob."""
 
     paper = "none"
-    rate: Positive = knob(-1.0, "a rate")
+    rate: Positive = knob("a rate", default=-1.0)
 
 
 class Undescribed(FedAvg):
     """A knob nobody explains."""
 
     paper = "none"
-    rate: float = knob(1.0, "")
+    rate: float = knob("", default=1.0)
 
 
 class BadPreset(FedAvg):

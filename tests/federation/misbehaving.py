@@ -15,9 +15,9 @@ from protofed.methods.fedproto import FedProto
 class Breaks(FedAvg):
     """Raises at the clients whose name starts with a letter of `who`, from a round on."""
 
-    who: str = knob("b", "first letters of the clients that break")
-    since: int = knob(0, "first round in which they break")
-    until: int = knob(1000, "first round in which they do not break any more")
+    who: str = knob("first letters of the clients that break", default="b")
+    since: int = knob("first round in which they break", default=0)
+    until: int = knob("first round in which they do not break any more", default=1000)
 
     def loss(self, net: Any, x: Tensor, y: Tensor, at: At) -> Any:
         """Cross-entropy, or an error."""
@@ -29,7 +29,7 @@ class Breaks(FedAvg):
 class Dies(FedAvg):
     """In one round the process that trains client b is killed in the middle of a batch."""
 
-    since: int = knob(1, "the round in which it dies")
+    since: int = knob("the round in which it dies", default=1)
 
     def loss(self, net: Any, x: Tensor, y: Tensor, at: At) -> Any:
         """Cross-entropy, or death."""
@@ -50,7 +50,7 @@ class Diverges(FedProto):
 class Choosy(FedAvg):
     """Refuses to upload from few samples."""
 
-    least: int = knob(1, "fewest samples")
+    least: int = knob("fewest samples", default=1)
 
     def upload(self, net: Any, data: Any, at: At) -> Any:
         """The model, if there are enough samples; the rehearsal, with its two blank images, passes."""

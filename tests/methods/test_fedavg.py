@@ -71,13 +71,14 @@ def test_bytes_are_the_closed_form(tiny_run: Any) -> None:
         for way in ("up", "down"):
             assert record["bytes"][way]["weights"] == 3 * 4 * learnable
             assert record["bytes"][way]["prototypes"] == record["bytes"][way]["features"] == 0
-    assert run.config["model"]["parameters"] == learnable
+    assert run.config["model"]["parameters"] == [learnable]
 
 
 def test_running_statistics_travel_as_other(tiny_run: Any) -> None:
     run = tiny_run("fedavg", model="resnet10", set={"model.width": 4}, rounds=1)
     up = run.rounds[0]["bytes"]["up"]
-    assert up["weights"] == 3 * 4 * run.config["model"]["parameters"]
+    (learnable,) = run.config["model"]["parameters"]
+    assert up["weights"] == 3 * 4 * learnable
     stats = [tensor for name, tensor in load_file(run.path / "model.safetensors").items() if "running" in name]
     assert up["other"] > 3 * sum(tensor.nbytes for tensor in stats)
 

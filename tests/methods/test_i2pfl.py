@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from protofed.methods.i2pfl import I2PFL, Global
 from protofed.records import ClassTable, Weights
@@ -142,7 +143,7 @@ def drawn(gamma: float, partners: list[int]) -> dict[str, Tensor]:
     """A lottery that these partners win."""
     return {
         "gamma": torch.full((len(partners),), gamma),
-        "pick": torch.nn.functional.one_hot(torch.tensor(partners), 3),
+        "pick": one_hot(torch.tensor(partners), 3),
     }
 
 

@@ -17,7 +17,7 @@ class Centralized(FedAvg):
     readings = ("The optimiser goes on over the rounds, as it would in one long training (persist_optimizer).",)
     pools_data = True
 
-    persist_optimizer: bool = knob(True, "keep momentum and moments between rounds instead of starting afresh")
+    persist_optimizer: bool = knob("keep momentum and moments between rounds instead of starting afresh", default=True)
 
 
 @register("single")

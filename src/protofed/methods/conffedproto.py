@@ -44,22 +44,26 @@ class ConfFedProto(Method):
         "B5: Eq. 5 divides by all clients; the owners of the class only.",
         "B6: the released code ramps lambda with t/T, the paper does not; constant (lambda_ramp).",
     )
-    presets = {  # noqa: RUF012 (a ClassVar by inheritance)
+    presets = {
         "authors": {"missing_target": "zero", "lambda_ramp": "linear", "proto_pass": "last_epoch"},
     }
     shares = nothing
 
-    lam: NonNegative = knob(0.5, "weight of the alignment with the global prototypes")
+    lam: NonNegative = knob("weight of the alignment with the global prototypes", default=0.5)
     conf_normaliser: Literal["count", "confidence"] = knob(
-        "count", "divide by the samples (Eq. 2) or by their confidence"
+        "divide by the samples (Eq. 2) or by their confidence", default="count"
     )
-    align_on: Literal["scaled", "raw"] = knob("scaled", "align confidence-scaled or raw embeddings")
-    conf_detach: bool = knob(False, "treat the confidence as a constant in the alignment")
+    align_on: Literal["scaled", "raw"] = knob("align confidence-scaled or raw embeddings", default="scaled")
+    conf_detach: bool = knob("treat the confidence as a constant in the alignment", default=False)
     missing_target: Literal["skip", "zero"] = knob(
-        "skip", "a class without global prototype: no loss, or the zero vector"
+        "a class without global prototype: no loss, or the zero vector", default="skip"
     )
-    lambda_ramp: Literal["none", "linear"] = knob("none", "constant weight, or weight x t/T as in the released code")
-    inference: Literal["head", "nearest"] = knob("head", "predict with the head or by the nearest global prototype")
+    lambda_ramp: Literal["none", "linear"] = knob(
+        "constant weight, or weight x t/T as in the released code", default="none"
+    )
+    inference: Literal["head", "nearest"] = knob(
+        "predict with the head or by the nearest global prototype", default="head"
+    )
 
     def server_state(self, net: Net, at: At) -> Prototypes:
         """No prototype yet."""

@@ -53,9 +53,9 @@ class Copa(Method):
     shares = features
     kind = "global"  # extractor and all heads are the same for everybody
 
-    foreign_weight: NonNegative = knob(1.0, "weight of each foreign head's loss")
-    ensemble: Literal["softmax", "logits"] = knob("softmax", "average the heads' probabilities or their scores")
-    hybrid_norm: bool = knob(False, "mix batch and instance normalisation by a learnt gate per channel")
+    foreign_weight: NonNegative = knob("weight of each foreign head's loss", default=1.0)
+    ensemble: Literal["softmax", "logits"] = knob("average the heads' probabilities or their scores", default="softmax")
+    hybrid_norm: bool = knob("mix batch and instance normalisation by a learnt gate per channel", default=False)
 
     def build(self, base: Split, at: At) -> Split:
         """The model the user chose, with gated normalisation where it is asked for."""

@@ -41,16 +41,22 @@ class Elastic(FedAvg):
         "The samples it is measured on are trained on as well.",
         "Running statistics are averaged, not stretched.",
     )
-    presets = {  # noqa: RUF012 (a ClassVar by inheritance)
+    presets = {
         "paper": {"level": "element"},
     }
 
-    tau: NonNegative = knob(0.5, "the step lies between tau and 1 + tau times the mean change")
-    mu: Fraction = knob(0.95, "weight of the past in the running mean of sensitivities")
-    sample: Annotated[float, Field(gt=0, le=1)] = knob(0.3, "part of a client's samples to measure sensitivity on")
-    level: Literal["tensor", "element"] = knob("tensor", "one sensitivity per tensor or per scalar")
-    signal: Literal["output_norm", "ce"] = knob("output_norm", "whose gradient: the output's squared norm or the loss")
-    maximum: Literal["params", "clients"] = knob("params", "relative to the largest entry, or the largest over clients")
+    tau: NonNegative = knob("the step lies between tau and 1 + tau times the mean change", default=0.5)
+    mu: Fraction = knob("weight of the past in the running mean of sensitivities", default=0.95)
+    sample: Annotated[float, Field(gt=0, le=1)] = knob(
+        "part of a client's samples to measure sensitivity on", default=0.3
+    )
+    level: Literal["tensor", "element"] = knob("one sensitivity per tensor or per scalar", default="tensor")
+    signal: Literal["output_norm", "ce"] = knob(
+        "whose gradient: the output's squared norm or the loss", default="output_norm"
+    )
+    maximum: Literal["params", "clients"] = knob(
+        "relative to the largest entry, or the largest over clients", default="params"
+    )
 
     def upload(self, net: Net, data: Samples, at: At) -> tuple[ElasticUpload, Record]:
         """The trained model, and the sensitivity of the received one."""

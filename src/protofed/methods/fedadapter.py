@@ -46,7 +46,9 @@ class FrozenBackbone(Method):
     trained: ClassVar[Group]
     """The little that is trained."""
 
-    load_global: bool = knob(True, "start a round from the global weights, or keep the own and only be pulled to them")
+    load_global: bool = knob(
+        "start a round from the global weights, or keep the own and only be pulled to them", default=True
+    )
 
     @property
     def shares(self) -> Group:
@@ -91,12 +93,12 @@ class FrozenBackbone(Method):
 class WithAdapters(FrozenBackbone):
     """The adapters' own hyper-parameters and regulariser."""
 
-    reduction: Whole = knob(16, "channels of a stage per channel of its adapter")
-    beta: NonNegative = knob(1e-5, "weight of the squared norm of the adapters")
+    reduction: Whole = knob("channels of a stage per channel of its adapter", default=16)
+    beta: NonNegative = knob("weight of the squared norm of the adapters", default=1e-5)
     adapter_init: Literal["zero_up", "kaiming"] = knob(
-        "zero_up", "adapters start as the identity, or with random weights throughout"
+        "adapters start as the identity, or with random weights throughout", default="zero_up"
     )
-    adapter_kernel: Whole = knob(1, "side of the adapters' convolutions")
+    adapter_kernel: Whole = knob("side of the adapters' convolutions", default=1)
 
     def adapted(self, base: Split) -> Split:
         """The model with its adapters."""
@@ -121,10 +123,10 @@ class FedAdapter(WithAdapters):
         "Regulariser: the paper's squared norm; the released code adds up norms that are not squared.",
         "Initial weights: the released code starts adapters at random; here as the identity (adapter_init).",
     )
-    presets = {"authors": {"load_global": False, "adapter_init": "kaiming"}}  # noqa: RUF012 (a ClassVar by inheritance)
+    presets = {"authors": {"load_global": False, "adapter_init": "kaiming"}}
     trained = adapters + head
 
-    mu: NonNegative = knob(0.01, "pull of adapters and head towards the global ones")
+    mu: NonNegative = knob("pull of adapters and head towards the global ones", default=0.01)
 
     def build(self, base: Split, at: At) -> Split:
         """An adapter after each stage; the head stays."""
@@ -143,4 +145,4 @@ class FedAdapter(WithAdapters):
 class FedAdapterNoProx(FedAdapter):
     """FedAdapter without the proximal term: the mean of adapters that are trained freely."""
 
-    mu: NonNegative = knob(0.0, "pull of adapters and head towards the global ones")
+    mu: NonNegative = knob("pull of adapters and head towards the global ones", default=0.0)

@@ -45,14 +45,14 @@ class FedPrototypical(FrozenBackbone):
     )
     trained = prototype_layer
 
-    per_class: Whole = knob(5, "prototypes of each class")
-    prototype_dim: Whole = knob(512, "channels of a prototype")
-    prototype_size: Whole = knob(1, "side of a prototype, in positions of the feature map")
-    similarity: Literal["linear", "log"] = knob("linear", "similarity -d, or log((d + 1) / (d + 0.0001))")
-    lambda_clst: NonNegative = knob(0.8, "weight of the distance to the nearest prototype of the own class")
-    lambda_sep: NonNegative = knob(0.08, "weight of the distance to the nearest prototype of another class")
-    l1: NonNegative = knob(1e-4, "weight of the last layer's connections from prototypes to other classes")
-    mu2: NonNegative = knob(0.0, "pull of the prototype layer towards the global one")
+    per_class: Whole = knob("prototypes of each class", default=5)
+    prototype_dim: Whole = knob("channels of a prototype", default=512)
+    prototype_size: Whole = knob("side of a prototype, in positions of the feature map", default=1)
+    similarity: Literal["linear", "log"] = knob("similarity -d, or log((d + 1) / (d + 0.0001))", default="linear")
+    lambda_clst: NonNegative = knob("weight of the distance to the nearest prototype of the own class", default=0.8)
+    lambda_sep: NonNegative = knob("weight of the distance to the nearest prototype of another class", default=0.08)
+    l1: NonNegative = knob("weight of the last layer's connections from prototypes to other classes", default=1e-4)
+    mu2: NonNegative = knob("pull of the prototype layer towards the global one", default=0.0)
 
     @property
     def phi(self) -> Group:
@@ -102,7 +102,7 @@ class FedAdapterProto(WithAdapters, FedPrototypical):
         "Initial weights: the released code starts adapters at random; here as the identity (adapter_init).",
         "C10: prototypes are not projected onto patches in training; a client may do so to look at them.",
     )
-    presets = {  # noqa: RUF012 (a ClassVar by inheritance)
+    presets = {
         "authors": {
             "load_global": False,
             "adapter_init": "kaiming",
@@ -112,13 +112,13 @@ class FedAdapterProto(WithAdapters, FedPrototypical):
     }
     trained = adapters + prototype_layer
 
-    mu1: NonNegative = knob(0.01, "pull of the adapters towards the global ones")
-    mu2: NonNegative = knob(0.01, "pull of the prototype layer towards the global one")
+    mu1: NonNegative = knob("pull of the adapters towards the global ones", default=0.01)
+    mu2: NonNegative = knob("pull of the prototype layer towards the global one", default=0.01)
     share: Literal["proto_layer", "prototypes_only"] = knob(
-        "proto_layer", "beside the adapters, the whole prototype layer travels or the prototypes alone"
+        "beside the adapters, the whole prototype layer travels or the prototypes alone", default="proto_layer"
     )
     adapter_agg: Literal["size", "mean", "steps", "steps_size"] = knob(
-        "size", "weight of a client's adapters: its samples, 1, its optimiser steps, or steps x samples"
+        "weight of a client's adapters: its samples, 1, its optimiser steps, or steps x samples", default="size"
     )
 
     @property

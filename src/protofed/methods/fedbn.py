@@ -36,12 +36,12 @@ class FedBN(Method):
         "global_bn=mean it travels up, is counted, and no client ever loads it; with none there is no global model.",
         "The authors' code weights clients equally (weighting, preset authors).",
     )
-    presets = {  # noqa: RUF012 (a ClassVar by inheritance)
+    presets = {
         "authors": {"weighting": "uniform"},
     }
     shares = everything - normalisation
 
-    global_bn: Literal["mean", "none"] = knob("none", "also collect the mean normalisation, for a global model")
+    global_bn: Literal["mean", "none"] = knob("also collect the mean normalisation, for a global model", default="none")
 
     @property
     def uploads(self) -> Group:

@@ -44,9 +44,9 @@ class FedDyn(Method):
         "Running statistics are averaged, outside lambda and h.",
     )
 
-    alpha: Positive = knob(0.01, "strength of the regulariser")
-    clip: Positive = knob(10.0, "largest norm of a local gradient")
-    eval_model: Literal["server", "mean_clients"] = knob("server", "which model is scored and saved")
+    alpha: Positive = knob("strength of the regulariser", default=0.01)
+    clip: Positive = knob("largest norm of a local gradient", default=10.0)
+    eval_model: Literal["server", "mean_clients"] = knob("which model is scored and saved", default="server")
 
     @property
     def steps(self) -> tuple[Step, ...]:

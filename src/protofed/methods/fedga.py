@@ -48,14 +48,16 @@ class FedGA(Method):
         "A client that sat out the last round has no gap and keeps its weight.",
         "A client without validation samples measures on those it trains on.",
     )
-    presets = {  # noqa: RUF012 (a ClassVar by inheritance)
+    presets = {
         "authors": {"metric": "accuracy"},
     }
     validation_share = 0.2
 
-    step: Fraction = knob(0.2, "largest first change of a weight, as part of 1/N; falls linearly over the rounds")
-    metric: Literal["loss", "accuracy"] = knob("loss", "what the gap is measured in")
-    center: bool = knob(False, "take the mean gap off first")
+    step: Fraction = knob(
+        "largest first change of a weight, as part of 1/N; falls linearly over the rounds", default=0.2
+    )
+    metric: Literal["loss", "accuracy"] = knob("what the gap is measured in", default="loss")
+    center: bool = knob("take the mean gap off first", default=False)
 
     def server_state(self, net: Net, at: At) -> Server:
         """The initial model, equal weights, no gap."""

@@ -72,31 +72,36 @@ class FedMP(Method):
         "D6: how many enter a step is not said; one batch, in a pass of its own (sfmc_bn).",
         "D7: embeddings are as old as their client's last upload, which replaces those before it.",
     )
-    presets = {  # noqa: RUF012 (a ClassVar by inheritance)
+    presets = {
         "authors": {"persist_optimizer": True},
         "as_printed": {"cpgma_weight": "literal", "proto_init": "zero"},
     }
 
     stage: Annotated[int, Field(ge=1, le=4)] = knob(
-        4, "stage after which embeddings are taken; 4: the model's features"
+        "stage after which embeddings are taken; 4: the model's features", default=4
     )
     sfmc: bool = knob(
-        True, "train the classifier on other clients' embeddings (stochastic feature manifold completion)"
+        "train the classifier on other clients' embeddings (stochastic feature manifold completion)", default=True
     )
-    cpgma: bool = knob(True, "turn features towards the class prototypes (class-prototype guided manifold alignment)")
+    cpgma: bool = knob(
+        "turn features towards the class prototypes (class-prototype guided manifold alignment)", default=True
+    )
     cpgma_weight: Literal["abs", "one_minus_cos", "literal"] = knob(
-        "abs", "weight of the alignment: by its absolute value, of classes - cosines instead, or with the printed sign"
+        "weight of the alignment: by its absolute value, of classes - cosines instead, or with the printed sign",
+        default="abs",
     )
-    mu_client: Fraction = knob(0.5, "share of the new in a client's class centres")
-    mu_server: Fraction = knob(0.7, "share of the new in the class prototypes")
-    proto_init: Literal["first", "zero"] = knob("first", "centres and prototypes start from their first value or zero")
-    upload_per_client: Annotated[int, Field(ge=1)] = knob(512, "most embeddings a client sends in a round")
-    download_per_client: Annotated[int, Field(ge=0)] = knob(128, "most embeddings of others a client receives")
+    mu_client: Fraction = knob("share of the new in a client's class centres", default=0.5)
+    mu_server: Fraction = knob("share of the new in the class prototypes", default=0.7)
+    proto_init: Literal["first", "zero"] = knob(
+        "centres and prototypes start from their first value or zero", default="first"
+    )
+    upload_per_client: Annotated[int, Field(ge=1)] = knob("most embeddings a client sends in a round", default=512)
+    download_per_client: Annotated[int, Field(ge=0)] = knob("most embeddings of others a client receives", default=128)
     sfmc_bn: Literal["separate", "shared"] = knob(
-        "separate", "others' embeddings pass the classifier on their own, or in one batch with the client's"
+        "others' embeddings pass the classifier on their own, or in one batch with the client's", default="separate"
     )
     proto_pass: Literal["extra_eval", "last_epoch"] = knob(
-        "last_epoch", "embeddings as seen during the last epoch, or from a clean pass after training"
+        "embeddings as seen during the last epoch, or from a clean pass after training", default="last_epoch"
     )
 
     @property
@@ -239,12 +244,14 @@ class FewShotFedMP(FedMP):
     )
     ensembles = True
 
-    epochs: str = knob("30,60,60", "epochs of local training before each exchange, instead of the run's", name="plan")
-    ensemble_weights: Literal["uniform", "size"] = knob(
-        "uniform", "whether the clients' models count equally or by samples in the final prediction"
+    epochs: str = knob(
+        "epochs of local training before each exchange, instead of the run's", default="30,60,60", name="plan"
     )
-    mu_client: Fraction = knob(1.0, "share of the new in a client's class centres")
-    mu_server: Fraction = knob(1.0, "share of the new in the class prototypes")
+    ensemble_weights: Literal["uniform", "size"] = knob(
+        "whether the clients' models count equally or by samples in the final prediction", default="uniform"
+    )
+    mu_client: Fraction = knob("share of the new in a client's class centres", default=1.0)
+    mu_server: Fraction = knob("share of the new in the class prototypes", default=1.0)
 
     def plan(self, plan: Plan) -> Plan:
         """The method's own stages."""

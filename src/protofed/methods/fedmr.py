@@ -58,11 +58,13 @@ class FedMR(Method):
         "Weights: the released code counts batches; samples here (weighting).",
         "A pair of classes that no client owns together has no margin; it is left out of L_inter.",
     )
-    presets = {"authors": {"variant": "intra_only"}}  # noqa: RUF012 (a ClassVar by inheritance)
+    presets = {"authors": {"variant": "intra_only"}}
 
-    mu_intra: NonNegative = knob(1e-5, "weight of the decorrelation inside classes")
-    mu_inter: NonNegative = knob(0.5, "weight of the margins between classes")
-    variant: Literal["full", "intra_only"] = knob("full", "both terms, or the first alone with FedAvg's messages")
+    mu_intra: NonNegative = knob("weight of the decorrelation inside classes", default=1e-5)
+    mu_inter: NonNegative = knob("weight of the margins between classes", default=0.5)
+    variant: Literal["full", "intra_only"] = knob(
+        "both terms, or the first alone with FedAvg's messages", default="full"
+    )
 
     def server_state(self, net: Net, at: At) -> Model:
         """The initial model, no class mean and no margin yet."""

@@ -47,8 +47,8 @@ class FedNova(Method):
         "Running statistics are averaged; the formula means nothing for them.",
     )
 
-    server_momentum: Fraction = knob(0.0, "momentum of the server, gmf")
-    mu: NonNegative = knob(0.0, "weight of a proximal term in local training")
+    server_momentum: Fraction = knob("momentum of the server, gmf", default=0.0)
+    mu: NonNegative = knob("weight of a proximal term in local training", default=0.0)
 
     def plan(self, plan: Plan) -> Plan:
         """As asked, with a warning where there is no such thing as a_i."""

@@ -51,14 +51,14 @@ class FedPLVM(Method):
         "Weights: the released code takes the plain mean where labels are IID; by samples here (weighting).",
         "A class nobody sent: the released code forgets its clusters; they are kept (stale_protos).",
     )
-    presets = {  # noqa: RUF012 (a ClassVar by inheritance)
+    presets = {
         "authors": {"weighting": "uniform", "stale_protos": "drop"},
     }
 
-    alpha: Exponent = knob(0.25, "power of the cosine in the contrast; 1 is the plain cosine")
-    tau: Positive = knob(0.07, "temperature of the contrast with the global clusters")
-    lam: NonNegative = knob(100.0, "weight of both prototype terms")
-    cos_floor: Positive = knob(1e-6, "smallest cosine that is raised to the power alpha")
+    alpha: Exponent = knob("power of the cosine in the contrast; 1 is the plain cosine", default=0.25)
+    tau: Positive = knob("temperature of the contrast with the global clusters", default=0.07)
+    lam: NonNegative = knob("weight of both prototype terms", default=100.0)
+    cos_floor: Positive = knob("smallest cosine that is raised to the power alpha", default=1e-6)
 
     def server_state(self, net: Net, at: At) -> Global:
         """The initial model, no prototype yet."""

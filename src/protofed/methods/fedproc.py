@@ -58,13 +58,15 @@ class FedProc(Method):
         "Projection: the paper has one, the comparisons in other papers have not; none (projection).",
         "A class never seen: a zero vector in the authors' code; left out of the contrast here.",
     )
-    presets = {  # noqa: RUF012 (a ClassVar by inheritance)
+    presets = {
         "authors": {"projection": "256", "ramp_rounds": 100},
     }
 
-    ramp_rounds: Whole | None = knob(None, "rounds until the loss is cross-entropy alone; unset: all rounds of the run")
+    ramp_rounds: Whole | None = knob(
+        "rounds until the loss is cross-entropy alone; unset: all rounds of the run", default=None
+    )
     projection: Literal["none", "256"] = knob(
-        "none", "contrast the model's own features, or a projection of length 256"
+        "contrast the model's own features, or a projection of length 256", default="none"
     )
 
     def build(self, base: Split, at: At) -> Split:

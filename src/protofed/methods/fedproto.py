@@ -53,10 +53,16 @@ class _PrototypeAlignment(Method):
         "(align_reduction).",
     )
 
-    lam: NonNegative = knob(1.0, "weight of the alignment with the global prototypes (0.1 on CIFAR-10)")
-    align_reduction: Literal["mse", "sq_l2"] = knob("mse", "mean over coordinates, or squared distance per sample")
-    proto_weighting: Literal["uniform", "count"] = knob("uniform", "owners of a class count equally or by samples")
-    inference: Literal["head", "nearest"] = knob("head", "predict with the head or by the nearest global prototype")
+    lam: NonNegative = knob("weight of the alignment with the global prototypes (0.1 on CIFAR-10)", default=1.0)
+    align_reduction: Literal["mse", "sq_l2"] = knob(
+        "mean over coordinates, or squared distance per sample", default="mse"
+    )
+    proto_weighting: Literal["uniform", "count"] = knob(
+        "owners of a class count equally or by samples", default="uniform"
+    )
+    inference: Literal["head", "nearest"] = knob(
+        "predict with the head or by the nearest global prototype", default="head"
+    )
 
     def loss(self, net: Net, x: Tensor, y: Tensor, at: At) -> tuple[Terms, Notes]:
         """Cross-entropy and the distance of each sample to its class's global prototype."""

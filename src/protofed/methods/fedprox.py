@@ -21,11 +21,11 @@ class FedProx(FedAvg):
         "The penalty is the squared norm, on every batch and in every round; FedBN's scripts take the norm or skip it.",
         "FPL's repository multiplies mu by 0.01: its mu=0.01 is 0.0001 here (mu, preset rethinkfl).",
     )
-    presets = {  # noqa: RUF012 (a ClassVar by inheritance)
+    presets = {
         "rethinkfl": {"mu": 1e-4},
     }
 
-    mu: NonNegative = knob(0.01, "weight of the distance to the broadcast weights")
+    mu: NonNegative = knob("weight of the distance to the broadcast weights", default=0.01)
 
     def loss(self, net: Net, x: Tensor, y: Tensor, at: At) -> Terms:
         """Cross-entropy and (mu / 2) |theta - theta^t|^2."""

@@ -42,12 +42,14 @@ class FPL(Method):
         "A class nobody sent: the released code forgets its clusters; they are kept (stale_protos).",
         "Prototypes: the released code collects them during the last epoch; in a clean pass here (proto_pass).",
     )
-    presets = {  # noqa: RUF012 (a ClassVar by inheritance)
+    presets = {
         "authors": {"proto_pass": "last_epoch", "stale_protos": "drop"},
     }
 
-    tau: Positive = knob(0.02, "temperature of the contrast with the cluster prototypes")
-    upcr_reduction: Literal["mean", "sum"] = knob("mean", "squared distance to the unbiased prototype, per coordinate")
+    tau: Positive = knob("temperature of the contrast with the cluster prototypes", default=0.02)
+    upcr_reduction: Literal["mean", "sum"] = knob(
+        "squared distance to the unbiased prototype, per coordinate", default="mean"
+    )
 
     def server_state(self, net: Net, at: At) -> Global:
         """The initial model, no prototype yet."""

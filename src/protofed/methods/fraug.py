@@ -104,7 +104,7 @@ class FRAug(Method):
         "With running statistics in the model there is no complete global model; each client has its own.",
         "The generator's running statistics travel with it, as in the released code for Digits and PACS.",
     )
-    presets = {  # noqa: RUF012 (a ClassVar by inheritance)
+    presets = {
         "authors": {"local_unit": "steps", "persist_optimizer": True},
         "digits": {
             "gamma": 0.002,
@@ -115,17 +115,21 @@ class FRAug(Method):
         },
     }
 
-    rho: Fraction = knob(0.3, "how fast the class means follow the batches")
-    gamma: NonNegative = knob(0.01, "how slowly generated features gain weight: r_t = exp(gamma (t - T))")
-    lr_generator: Positive = knob(0.05, "learning rate of the generator")
-    lr_transformer: Positive = knob(0.05, "learning rate of the transformer")
-    lambda_generator: NonNegative = knob(10.0, "weight of the generator's distance from real features")
-    lambda_transformer: NonNegative = knob(1.0, "weight of the transformer's closeness to real features")
-    noise_dim: Whole | None = knob(None, "length of the noise z; unset: half the length of the features")
-    local_unit: Literal["epochs", "steps"] = knob("epochs", "whether the run's local epochs are epochs or mini-batches")
-    interpolate: bool = knob(True, "mix generated features with real ones, r_t to 1 - r_t")
-    generator_distance: Distance = knob("mmd", "from the batch's features, or squared error from the class mean")
-    transformer_distance: Distance = knob("l2", "squared error from, or discrepancy with, the features moved")
+    rho: Fraction = knob("how fast the class means follow the batches", default=0.3)
+    gamma: NonNegative = knob("how slowly generated features gain weight: r_t = exp(gamma (t - T))", default=0.01)
+    lr_generator: Positive = knob("learning rate of the generator", default=0.05)
+    lr_transformer: Positive = knob("learning rate of the transformer", default=0.05)
+    lambda_generator: NonNegative = knob("weight of the generator's distance from real features", default=10.0)
+    lambda_transformer: NonNegative = knob("weight of the transformer's closeness to real features", default=1.0)
+    noise_dim: Whole | None = knob("length of the noise z; unset: half the length of the features", default=None)
+    local_unit: Literal["epochs", "steps"] = knob(
+        "whether the run's local epochs are epochs or mini-batches", default="epochs"
+    )
+    interpolate: bool = knob("mix generated features with real ones, r_t to 1 - r_t", default=True)
+    generator_distance: Distance = knob(
+        "from the batch's features, or squared error from the class mean", default="mmd"
+    )
+    transformer_distance: Distance = knob("squared error from, or discrepancy with, the features moved", default="l2")
 
     @property
     def shares(self) -> Group:

@@ -46,31 +46,35 @@ class I2PFL(Method):
         "A11: Eq. 3 divides by all clients; by the owners of the class.",
         "Eq. 4: the squared distance inverts a majority of domains instead of balancing it; literal (reweight_power).",
     )
-    presets = {  # noqa: RUF012 (a ClassVar by inheritance)
+    presets = {
         "digits": {"tau": 0.07, "alpha": 0.4, "lambda_intra": 10.0},
         "office_caltech10": {"tau": 0.02, "alpha": 0.4, "lambda_intra": 10.0},
         "pacs": {"tau": 0.04, "alpha": 0.2, "lambda_intra": 2.0},
     }
 
-    tau: Positive = knob(0.07, "temperature of the contrast with the generalized prototypes")
-    alpha: Positive = knob(0.4, "MixUp coefficients come from Beta(alpha, alpha)")
-    lambda_intra: NonNegative = knob(10.0, "weight of the alignment with augmented prototypes")
-    lambda_inter: NonNegative = knob(1.0, "weight of the contrast with generalized prototypes")
-    ema: bool = knob(True, "smooth the generalized prototypes over rounds")
-    ema_beta: Fraction = knob(0.99, "the EMA's beta")
-    ema_weight_on: Literal["new", "past"] = knob("new", "whether beta multiplies the new or the past prototypes")
-    reweight_power: Positive = knob(2.0, "power of the distance in Eq. 4; 1 balances two domains exactly")
+    tau: Positive = knob("temperature of the contrast with the generalized prototypes", default=0.07)
+    alpha: Positive = knob("MixUp coefficients come from Beta(alpha, alpha)", default=0.4)
+    lambda_intra: NonNegative = knob("weight of the alignment with augmented prototypes", default=10.0)
+    lambda_inter: NonNegative = knob("weight of the contrast with generalized prototypes", default=1.0)
+    ema: bool = knob("smooth the generalized prototypes over rounds", default=True)
+    ema_beta: Fraction = knob("the EMA's beta", default=0.99)
+    ema_weight_on: Literal["new", "past"] = knob(
+        "whether beta multiplies the new or the past prototypes", default="new"
+    )
+    reweight_power: Positive = knob("power of the distance in Eq. 4; 1 balances two domains exactly", default=2.0)
     global_proto: Literal["reweight", "mean", "finch"] = knob(
-        "reweight", "how clients' prototypes become one (Table 5)"
+        "how clients' prototypes become one (Table 5)", default="reweight"
     )
     apa_source: Literal["feature_mixup", "input_mixup", "none"] = knob(
-        "feature_mixup", "what augmented prototypes are made of (Table 6)"
+        "what augmented prototypes are made of (Table 6)", default="feature_mixup"
     )
-    apa_reduction: Literal["mse_mean", "class_sum", "class_mean"] = knob("mse_mean", "how Eq. 9 is summed up")
-    apa_detach: bool = knob(True, "treat augmented prototypes as constants")
-    mixup_scope: Literal["sample", "batch"] = knob("sample", "one MixUp coefficient per sample or per batch")
-    mixup_partner: Literal["different", "any", "same"] = knob("different", "class of the sample that is mixed in")
-    mixup_fold: bool = knob(False, "use max(gamma, 1 - gamma), so that the own sample dominates")
+    apa_reduction: Literal["mse_mean", "class_sum", "class_mean"] = knob("how Eq. 9 is summed up", default="mse_mean")
+    apa_detach: bool = knob("treat augmented prototypes as constants", default=True)
+    mixup_scope: Literal["sample", "batch"] = knob("one MixUp coefficient per sample or per batch", default="sample")
+    mixup_partner: Literal["different", "any", "same"] = knob(
+        "class of the sample that is mixed in", default="different"
+    )
+    mixup_fold: bool = knob("use max(gamma, 1 - gamma), so that the own sample dominates", default=False)
 
     def server_state(self, net: Net, at: At) -> Global:
         """The initial model, no prototype yet."""

@@ -35,15 +35,15 @@ class Moon(FedAvg):
         "Both references run in evaluation mode; in FPL's repository their running statistics move.",
         "The paper projects features to 256; the comparisons here do not (projection, preset authors).",
     )
-    presets = {  # noqa: RUF012 (a ClassVar by inheritance)
+    presets = {
         "authors": {"projection": "256"},
         "cifar100": {"projection": "256", "mu": 1.0},
     }
 
-    mu: NonNegative = knob(5.0, "weight of the contrast")
-    temperature: Positive = knob(0.5, "temperature of the contrast, T")
-    projection: Literal["none", "256"] = knob("none", "contrast the features, or a projection of them to 256")
-    buffer: Whole = knob(1, "number of the client's previous models to contrast with")
+    mu: NonNegative = knob("weight of the contrast", default=5.0)
+    temperature: Positive = knob("temperature of the contrast, T", default=0.5)
+    projection: Literal["none", "256"] = knob("contrast the features, or a projection of them to 256", default="none")
+    buffer: Whole = knob("number of the client's previous models to contrast with", default=1)
 
     def build(self, base: Split, at: At) -> Split:
         """The model the user chose, with a projection where it is asked for."""

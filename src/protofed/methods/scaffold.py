@@ -53,8 +53,10 @@ class Scaffold(Method):
         "Running statistics have no gradient: they are averaged and have no control variate.",
     )
 
-    server_lr: Positive = knob(1.0, "the server's step along the mean change, eta_g")
-    weighting: Literal["samples", "uniform"] = knob("uniform", "weight of a client in the mean change of the weights")
+    server_lr: Positive = knob("the server's step along the mean change, eta_g", default=1.0)
+    weighting: Literal["samples", "uniform"] = knob(
+        "weight of a client in the mean change of the weights", default="uniform"
+    )
 
     def plan(self, plan: Plan) -> Plan:
         """As asked, with a warning where the control variates lose their meaning."""

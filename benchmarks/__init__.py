@@ -1,0 +1,165 @@
+"""What the framework costs beside a bare PyTorch loop, and what each method costs beside FedAvg.
+
+Here is what the benchmarks share: generated images, a federation to be run round by round, a clock, and the report.
+"""
+
+import gc
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from protofed.data import Domain, Images, RawData, register_data
+from protofed.engines.loop import LoopEngine
+from protofed.experiments.assembly import assemble
+from protofed.experiments.options import make_options
+from protofed.federation import Federation, RunFolder, Watch
+
+RESULTS = Path(__file__).parent / "results"
+
+_CLASSES = 10
+_NEVER = 10**9
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Who trains what: every client holds as many images, labels are random."""
+
+    name: str
+    model: str
+    image_shape: tuple[int, int, int]
+    clients: int
+    samples: int
+    epochs: int = 1
+    settings: dict[str, object] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        shape = "x".join(str(side) for side in self.image_shape)
+        epochs = f"{self.epochs} epoch{'s' if self.epochs > 1 else ''}"
+        return f"{self.name}, {self.clients} clients x {self.samples} images of {shape}, {epochs}"
+
+
+@contextmanager
+def federation(method: str, work: Workload, rounds: int, **options: Any) -> Iterator[Federation]:
+    """A federation in a temporary folder of which `rounds` rounds can be run, none of them evaluated.
+
+    The last round of a run is always evaluated, so one more is planned than will be run. A method with a plan of its
+    own repeats it.
+    """
+    register_data("generated", lambda: _generated(work), "images of noise")
+    settings = {"data.holdout": 0, **work.settings, **options.pop("set", {})}
+    chosen = {"rounds": 2, "epochs": work.epochs, "lr": 1e-3, **options, "set": settings}
+    with tempfile.TemporaryDirectory(prefix="protofed-benchmark-") as temporary:
+        folder = RunFolder(Path(temporary) / "run")
+        assembly = assemble(
+            make_options(
+                {"method": method, "data": "generated", "protocol": f"iid={work.clients}", "model": work.model, **chosen}
+            ),
+            folder.clients,
+        )
+        plan = assembly.setting.plan
+        setting = replace(
+            assembly.setting, plan=replace(plan, epochs=tuple(islice(cycle(plan.epochs), rounds + 1)))
+        )
+        folder.create()
+        try:
+            engine = LoopEngine(setting, assembly.templates)
+            yield Federation(setting, assembly.templates, engine, folder, Watch(evaluate_every=_NEVER))
+        finally:
+            folder.release()
+
+
+def run_rounds(running: Federation, rounds: int = 1) -> int:
+    """Run the next rounds; the samples trained on, each epoch counted. A client that fails is an error here."""
+    samples = 0
+    for record in islice(running.rounds(), rounds):
+        if record["events"]:
+            raise RuntimeError(f"round {record['round']} is not worth timing: {record['events'][0]}")
+        samples += record["samples"]
+    return samples
+
+
+def cpu_seconds(work: Callable[[], Any]) -> tuple[float, Any]:
+    """CPU time (user and system) of this process while it works, which other processes hardly change."""
+    gc.collect()
+    start = time.process_time()
+    result = work()
+    return time.process_time() - start, result
+
+
+def in_turn(sides: Sequence[str], alternation: int) -> list[str]:
+    """The order within an alternation: swapped every time, so that no side always comes first."""
+    return list(sides) if alternation % 2 == 0 else list(reversed(sides))
+
+
+@dataclass(frozen=True)
+class Ratios:
+    """The ratios of all alternations."""
+
+    values: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.values)
+
+    def __str__(self) -> str:
+        return f"{self.median:.3f} ({min(self.values):.3f} to {max(self.values):.3f})"
+
+
+def table(heading: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A markdown table that can be read as it is."""
+    cells = [[str(cell) for cell in row] for row in (heading, *rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(heading))]
+    lines = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in cells]
+    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    return "\n".join(lines)
+
+
+def report(title: str, command: str, body: str, seconds: float, load: float) -> str:
+    """A result with all one needs to judge or repeat it; no names of hosts, no paths."""
+    return f"""# {title}
+
+    {command}
+
+- {datetime.now(UTC):%Y-%m-%d}, {seconds:.0f} s, load average {load:.1f} at the start and {os.getloadavg()[0]:.1f} at the end
+- {_machine()}; one torch thread
+- python {platform.python_version()}, torch {torch.__version__}
+
+{body}
+"""
+
+
+def _machine() -> str:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return f"{_processor()}, {cores} cores, {memory:.0f} GiB"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _generated(work: Workload) -> RawData:
+    rng = torch.Generator().manual_seed(0)
+
+    def noise(count: int) -> Images:
+        x = torch.randint(0, 256, (count, *work.image_shape), generator=rng, dtype=torch.uint8)
+        return Images(x, torch.arange(count) % _CLASSES)
+
+    classes = tuple(f"class{k}" for k in range(_CLASSES))
+    domain = Domain("noise", noise(work.clients * work.samples), noise(_CLASSES))
+    return RawData(classes, {"noise": domain})
