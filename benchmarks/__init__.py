@@ -57,20 +57,22 @@ def federation(method: str, work: Workload, rounds: int, **options: Any) -> Iter
     own repeats it.
     """
     register_data("generated", lambda: _generated(work), "images of noise")
-    settings = {"data.holdout": 0, **work.settings, **options.pop("set", {})}
-    chosen = {"rounds": 2, "epochs": work.epochs, "lr": 1e-3, **options, "set": settings}
+    chosen = {
+        "method": method,
+        "data": "generated",
+        "protocol": f"iid={work.clients}",
+        "model": work.model,
+        "rounds": 2,
+        "epochs": work.epochs,
+        "lr": 1e-3,
+        **options,
+        "set": {"data.holdout": 0, **work.settings, **options.get("set", {})},
+    }
     with tempfile.TemporaryDirectory(prefix="protofed-benchmark-") as temporary:
         folder = RunFolder(Path(temporary) / "run")
-        assembly = assemble(
-            make_options(
-                {"method": method, "data": "generated", "protocol": f"iid={work.clients}", "model": work.model, **chosen}
-            ),
-            folder.clients,
-        )
+        assembly = assemble(make_options(chosen), folder.clients)
         plan = assembly.setting.plan
-        setting = replace(
-            assembly.setting, plan=replace(plan, epochs=tuple(islice(cycle(plan.epochs), rounds + 1)))
-        )
+        setting = replace(assembly.setting, plan=replace(plan, epochs=tuple(islice(cycle(plan.epochs), rounds + 1))))
         folder.create()
         try:
             engine = LoopEngine(setting, assembly.templates)
@@ -120,18 +122,21 @@ def table(heading: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """A markdown table that can be read as it is."""
     cells = [[str(cell) for cell in row] for row in (heading, *rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(heading))]
-    lines = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in cells]
+    lines = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in cells
+    ]
     lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
     return "\n".join(lines)
 
 
 def report(title: str, command: str, body: str, seconds: float, load: float) -> str:
     """A result with all one needs to judge or repeat it; no names of hosts, no paths."""
+    loads = f"load average {load:.1f} at the start and {os.getloadavg()[0]:.1f} at the end"
     return f"""# {title}
 
     {command}
 
-- {datetime.now(UTC):%Y-%m-%d}, {seconds:.0f} s, load average {load:.1f} at the start and {os.getloadavg()[0]:.1f} at the end
+- {datetime.now(UTC):%Y-%m-%d}, {seconds:.0f} s, {loads}
 - {_machine()}; one torch thread
 - python {platform.python_version()}, torch {torch.__version__}
 

@@ -29,7 +29,9 @@ GOAL = 1.05
 METHODS = ("fedavg", "i2pfl")
 
 _LENET = Workload("lenet5", "lenet5", (1, 28, 28), clients=20, samples=600)
-_RESNET = Workload("resnet10 of width 16", "resnet10", (3, 32, 32), clients=10, samples=200, settings={"model.width": 16})
+_RESNET = Workload(
+    "resnet10 of width 16", "resnet10", (3, 32, 32), clients=10, samples=200, settings={"model.width": 16}
+)
 WORKLOADS = (_LENET, replace(_LENET, epochs=5), _RESNET)
 QUICK = (replace(_LENET, clients=3, samples=64),)
 

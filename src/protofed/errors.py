@@ -8,6 +8,10 @@ class UserError(Exception):
     """A mistake of the user; the text says, in one line, what is wrong and what would be right."""
 
 
+class InUse(UserError):
+    """Another process is working in the folder."""
+
+
 class BadMessage(Exception):
     """A message that is truncated, corrupted, misshapen or not finite; the text names the sender and the field."""
 

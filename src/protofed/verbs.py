@@ -14,6 +14,7 @@ from scipy.special import betaincinv
 from torch import Tensor
 from torch.nn import functional
 
+from protofed.models.net import Net
 from protofed.records import ClassTable, Mean, PrototypeSet, Record, Tally, Weights
 
 T = TypeVar("T")
@@ -76,6 +77,13 @@ def nearest_prototype(h: Tensor, prototypes: ClassTable, held: Tensor) -> Tensor
     """
     distance = (h[:, None, :] - prototypes.rows).pow(2).mean(2)
     return (-distance).masked_fill(~(prototypes.held & (held > 0)), _NEVER).softmax(1)
+
+
+def head_or_nearest(net: Net, x: Tensor, inference: str, prototypes: ClassTable, held: Tensor) -> Tensor:
+    """Class probabilities by the model's head, or by the nearest prototype among the classes in `held`."""
+    if inference == "head":
+        return net(x).softmax(1)
+    return nearest_prototype(net.features(x), prototypes, held)
 
 
 def stack_tables(tables: Iterable[ClassTable]) -> tuple[Tensor, Tensor]:
@@ -164,6 +172,11 @@ def class_clusters(vectors: Tensor, y: Tensor, classes: int) -> PrototypeSet:
     labels = [torch.full((len(rows),), k, device=y.device) for k, rows in centres.items()]
     # The empty heads give the type and shape of a set without any vector.
     return PrototypeSet(torch.cat([vectors[:0], *centres.values()]), torch.cat([y[:0], *labels]), classes)
+
+
+def cluster_means(C: PrototypeSet) -> ClassTable:
+    """The mean of each class's prototypes: each counts the same, however many vectors it stands for."""
+    return class_means(C.rows, C.labels, C.classes)
 
 
 def set_contrast(logits: Tensor, prototypes: PrototypeSet, y: Tensor) -> Tensor:

@@ -7,11 +7,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from protofed.methods.fedplvm import FedPLVM, Global, averages, correction
+from protofed.methods.fedplvm import FedPLVM, Global, correction
 from protofed.models import build_model
 from protofed.models.net import Net
 from protofed.records import PrototypeSet, Weights, encode
-from protofed.verbs import finch_centres
+from protofed.verbs import cluster_means, finch_centres
 
 NO_WEIGHTS = Weights({}, {})
 H = torch.tensor([[2.0, 0.0]])
@@ -86,7 +86,7 @@ def test_server_clusters_the_centres_of_all_clients_in_any_order(make_at: Any) -
     found, turned = aggregated(sets, make_at), aggregated(sets[::-1], make_at)
     expected = torch.tensor([[0.985519, 0.138539], [-0.043578, 0.998097]])  # GT-19
     torch.testing.assert_close(found.rows, expected, atol=1e-5, rtol=0)
-    torch.testing.assert_close(averages(found).rows, averages(turned).rows)
+    torch.testing.assert_close(cluster_means(found).rows, cluster_means(turned).rows)
     torch.testing.assert_close(found.rows, turned.rows[turned.rows[:, 0].argsort(descending=True)])
 
 

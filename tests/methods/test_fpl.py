@@ -8,11 +8,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from protofed.methods.fpl import FPL, Global, unbiased
+from protofed.methods.fpl import FPL, Global
 from protofed.models import build_model
 from protofed.models.net import Net
 from protofed.records import ClassTable, PrototypeSet, Weights, encode
-from protofed.verbs import class_clusters, cosine, set_contrast
+from protofed.verbs import class_clusters, cluster_means, cosine, set_contrast
 
 C = PrototypeSet(torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]]), torch.tensor([0, 0, 1]), 2)
 NO_WEIGHTS = Weights({}, {})
@@ -83,13 +83,13 @@ def test_server_clusters_each_class_by_itself(make_at: Any) -> None:
     assert found.labels.tolist() == [0, 0, 1]
     expected = [[0.985519, 0.138539], [-0.043578, 0.998097], [0.866025, 0.5]]  # GT-19, and the only one that was sent
     torch.testing.assert_close(found.rows, torch.tensor(expected), atol=1e-5, rtol=0)
-    torch.testing.assert_close(unbiased(found).rows[0], torch.tensor([0.470970, 0.568318]), atol=1e-5, rtol=0)
+    torch.testing.assert_close(cluster_means(found).rows[0], torch.tensor([0.470970, 0.568318]), atol=1e-5, rtol=0)
 
 
 def test_order_of_clients_does_not_matter(make_at: Any) -> None:
     tables = [table(angle, angle + 40) for angle in (0, 6, 11, 15, 90, 95)]
     found, turned = aggregated(tables, make_at), aggregated(tables[::-1], make_at)
-    torch.testing.assert_close(unbiased(found).rows, unbiased(turned).rows)
+    torch.testing.assert_close(cluster_means(found).rows, cluster_means(turned).rows)
     for k in (0, 1):
         rows, other = (s.rows[s.labels == k] for s in (found, turned))
         torch.testing.assert_close(rows[rows[:, 0].argsort()], other[other[:, 0].argsort()])

@@ -10,14 +10,18 @@ from protofed.federation.engine import Engine
 
 ENGINES = ("auto", "loop", "workers")
 
-_CAN_FORK = sys.platform == "linux"
+CAN_FORK = sys.platform == "linux"
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def choose_engine(name: str, workers: int | None, clients: int, device: str) -> tuple[str, int]:
     """The engine and number of processes behind `auto`, or behind what the user asked for."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    count = min(workers or cores, clients)
-    if name == "loop" or (name == "auto" and (count == 1 or device != "cpu" or not _CAN_FORK)):
+    count = min(workers or cores(), clients)
+    if name == "loop" or (name == "auto" and (count == 1 or device != "cpu" or not CAN_FORK)):
         return "loop", 1
     return "workers", count
 

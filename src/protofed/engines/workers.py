@@ -109,7 +109,7 @@ class _Worker:
 
 def _serve(line: Connection, parents_end: Connection, setting: Setting, templates: Templates) -> None:
     """The life of a worker: perform what comes until the parent is gone."""
-    _die_with_parent()
+    die_with_parent()
     parents_end.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what ends
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -124,7 +124,7 @@ def _serve(line: Connection, parents_end: Connection, setting: Setting, template
             line.send(side.perform(job, at_hand))
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """Ask the kernel to kill this process with its parent, so that a killed run leaves nobody writing."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)

@@ -22,7 +22,7 @@ from protofed.records import KINDS, encode
 
 log = logging.getLogger("protofed")
 
-_MAY_CHANGE = {"engine", "workers", "device", "plugin"}
+MAY_CHANGE = {"engine", "workers", "device", "plugin"}
 """Options that decide where a run happens, not what comes out of it."""
 
 
@@ -64,7 +64,7 @@ def run(
     folder = RunFolder(Path(out) if out is not None else _free_name(chosen))
     if not resume and folder.path.exists() and (not folder.path.is_dir() or any(folder.path.iterdir())):
         raise UserError(f"{folder.path} exists already; give another --out, or --resume to continue the run in it")
-    with _one_thread():
+    with one_thread():
         assembly = assemble(chosen, folder.clients)
         if resume:
             folder.lock()
@@ -161,7 +161,7 @@ def _summary(assembly: Assembly, rounds: list[dict[str, Any]], seconds: float) -
 def _refuse_changes(stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     """A resumed run must be the run that was begun."""
     wanted = make_options({**stored, **given}).model_dump()
-    changed = sorted(name for name in given if name not in _MAY_CHANGE and wanted[name] != stored[name])
+    changed = sorted(name for name in given if name not in MAY_CHANGE and wanted[name] != stored[name])
     if changed:
         texts = ", ".join(f"{name} (was {stored[name]}, now {wanted[name]})" for name in changed)
         raise UserError(f"--resume continues a run as it was begun, but these options differ: {texts}")
@@ -181,7 +181,7 @@ def _tell(callbacks: list[Any], event: str, *arguments: Any) -> None:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """Inside: one torch thread, so that results do not depend on how many cores a machine has."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from protofed.clients import ClientStore, write_atomically
-from protofed.errors import UserError
+from protofed.errors import InUse, UserError
 from protofed.records import Record, decode, encode
 
 _held_locks: set[IO[str]] = set()
@@ -58,7 +58,7 @@ class RunFolder:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             handle.close()
-            raise UserError(f"another process is working in {self.path}; wait for it or give another --out") from None
+            raise InUse(f"another process is working in {self.path}; wait for it or give another --out") from None
         self._lock = handle
         _held_locks.add(handle)
 

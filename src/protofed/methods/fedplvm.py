@@ -14,7 +14,7 @@ from protofed.method import At, Method, NonNegative, Notes, Positive, Samples, T
 from protofed.models.net import Net
 from protofed.records import ClassTable, Each, Mean, PrototypeSet, Record, Weights
 from protofed.registry import register
-from protofed.verbs import class_clusters, class_means, cosine, cross_entropy, set_contrast
+from protofed.verbs import class_clusters, cluster_means, cosine, cross_entropy, set_contrast
 
 Exponent = Annotated[float, Field(gt=0, le=1)]
 
@@ -92,16 +92,11 @@ class FedPLVM(Method):
 
     def global_prototypes(self, server: Global) -> ClassTable:
         """A[k], the mean of the clusters of each class."""
-        return averages(server.C)
-
-
-def averages(C: PrototypeSet) -> ClassTable:
-    """A[k], the mean of class k's clusters."""
-    return class_means(C.rows, C.labels, C.classes)
+        return cluster_means(server.C)
 
 
 def correction(h: Tensor, C: PrototypeSet, y: Tensor) -> Tensor:
     """L_corr = 2 mean (cos(h, A[y]) - 1)^2; it gives back the pull that alpha < 1 takes away."""
-    A = averages(C)
+    A = cluster_means(C)
     gap = cosine(h, A.rows).gather(1, y[:, None])[:, 0] - 1
     return 2 * torch.where(A.held[y], gap, 0.0).pow(2).mean()

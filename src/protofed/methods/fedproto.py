@@ -13,7 +13,7 @@ from protofed.models import nothing
 from protofed.models.net import Net
 from protofed.records import ClassTable, Mean, Record, Weights
 from protofed.registry import register
-from protofed.verbs import class_means, cross_entropy, nearest_prototype, pull
+from protofed.verbs import class_means, cross_entropy, head_or_nearest, pull
 
 
 class Prototypes(Record):
@@ -80,9 +80,7 @@ class _PrototypeAlignment(Method):
 
     def predict(self, net: Net, x: Tensor, at: At) -> Tensor:
         """By the local head, or by the nearest prototype among the client's own classes."""
-        if self.inference == "head":
-            return net(x).softmax(1)
-        return nearest_prototype(net.features(x), at.down.G, at.held)
+        return head_or_nearest(net, x, self.inference, at.down.G, at.held)
 
 
 @register("fedproto")

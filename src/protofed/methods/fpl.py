@@ -12,7 +12,16 @@ from protofed.method import At, Method, Notes, Positive, Samples, Terms, knob
 from protofed.models.net import Net
 from protofed.records import ClassTable, Each, Mean, PrototypeSet, Record, Weights
 from protofed.registry import register
-from protofed.verbs import class_clusters, class_means, cosine, cross_entropy, pull, set_contrast, stack_tables
+from protofed.verbs import (
+    class_clusters,
+    class_means,
+    cluster_means,
+    cosine,
+    cross_entropy,
+    pull,
+    set_contrast,
+    stack_tables,
+)
 
 
 class Global(Record):
@@ -70,7 +79,7 @@ class FPL(Method):
 
     def regularisation(self, h: Tensor, C: PrototypeSet, y: Tensor) -> Tensor:
         """L_UPCR: the squared distance to U[y]."""
-        squared = pull(h, unbiased(C), y)
+        squared = pull(h, cluster_means(C), y)
         return squared if self.upcr_reduction == "mean" else squared * h.shape[1]
 
     def upload(self, net: Net, data: Samples, at: At) -> tuple[Upload, Record]:
@@ -88,9 +97,4 @@ class FPL(Method):
 
     def global_prototypes(self, server: Global) -> ClassTable:
         """The unbiased prototypes U."""
-        return unbiased(server.C)
-
-
-def unbiased(C: PrototypeSet) -> ClassTable:
-    """U[k], the mean of class k's clusters: each counts the same, however many clients are in it."""
-    return class_means(C.rows, C.labels, C.classes)
+        return cluster_means(server.C)

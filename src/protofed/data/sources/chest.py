@@ -1,0 +1,62 @@
+"""Chest X-rays: tuberculosis at three sites, and COVID-QU-Ex."""
+
+from pathlib import Path
+
+from protofed.data.files import LabelledFile
+from protofed.data.images import RawData
+from protofed.data.sources.pictures import PHOTO_SIZE, Picture, eighty_twenty, images_in, read_pictures
+from protofed.data.sources.source import Size
+from protofed.errors import UserError
+
+TB_CLASSES = ("normal", "tuberculosis")
+COVID_CLASSES = ("COVID-19", "Non-COVID", "Normal")
+
+
+def read_montgomery(folder: Path, size: Size) -> RawData:
+    """Montgomery County: the last digit of a file name, 0 or 1, is the label."""
+    return _tuberculosis("montgomery", _by_last_digit(folder / "CXR_png"), size)
+
+
+def read_shenzhen(folder: Path, size: Size) -> RawData:
+    """Shenzhen No. 3 Hospital, named as Montgomery's files are."""
+    return _tuberculosis("shenzhen", _by_last_digit(folder / "CXR_png"), size)
+
+
+def read_india(folder: Path, size: Size) -> RawData:
+    """Dataset A of New Delhi: file names begin with n for normal and p for positive. Dataset B is DICOM, and not read."""
+    pictures: list[Picture] = []
+    for part in ("Training", "Testing"):
+        for path in images_in(folder / part):
+            if path.name[0].lower() not in "np":
+                raise UserError(f"{path}: the name begins neither with n (normal) nor with p (positive)")
+            pictures.append(Picture(path, TB_CLASSES[path.name[0].lower() == "p"]))
+    return _tuberculosis("india", pictures, size)
+
+
+def read_covid_qu_ex(folder: Path, size: Size) -> RawData:
+    """The part of COVID-QU-Ex with lung masks; its validation images are trained on, a run takes out its own."""
+    files = [
+        LabelledFile(path, label, "test" if part == "Test" else "train")
+        for part in ("Train", "Val", "Test")
+        for label in COVID_CLASSES
+        for path in _beside_masks(folder / part / label)
+    ]
+    return read_pictures({"covid_qu_ex": files}, COVID_CLASSES, size or PHOTO_SIZE)
+
+
+def _by_last_digit(folder: Path) -> list[Picture]:
+    pictures: list[Picture] = []
+    for path in images_in(folder):
+        if path.stem[-2:] not in ("_0", "_1"):
+            raise UserError(f"{path}: the name does not end in _0 (normal) or _1 (tuberculosis)")
+        pictures.append(Picture(path, TB_CLASSES[int(path.stem[-1])]))
+    return pictures
+
+
+def _tuberculosis(name: str, pictures: list[Picture], size: Size) -> RawData:
+    return read_pictures({name: eighty_twenty(name, pictures)}, TB_CLASSES, size or PHOTO_SIZE)
+
+
+def _beside_masks(folder: Path) -> list[Path]:
+    """The images of a class: in a folder `images` beside one of masks, or directly in the folder of the class."""
+    return images_in(folder / "images" if (folder / "images").is_dir() else folder)

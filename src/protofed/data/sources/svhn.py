@@ -1,0 +1,28 @@
+"""SVHN: the cropped digits, as MATLAB files."""
+
+from pathlib import Path
+
+import numpy as np
+from scipy.io import loadmat
+
+from protofed.data.images import Images, RawData
+from protofed.data.sources.arrays import damaged, domain, images
+from protofed.data.sources.idx import DIGITS
+from protofed.data.sources.source import Size
+
+
+def read_svhn(folder: Path, _: Size) -> RawData:
+    """Training and test set; the extra images are not used."""
+    train, test = (_part(folder / f"{part}_32x32.mat") for part in ("train", "test"))
+    return RawData(DIGITS, {"svhn": domain("svhn", train, test, len(DIGITS))})
+
+
+def _part(path: Path) -> Images:
+    """X is height x width x 3 x N; in y the digit 0 is written as 10."""
+    try:
+        content = loadmat(path, variable_names=["X", "y"])
+        pixels, labels = np.asarray(content["X"]).transpose(3, 0, 1, 2), np.asarray(content["y"]).reshape(-1) % 10
+    except Exception as problem:
+        # A damaged file can surface anywhere in the reader, as any exception.
+        raise damaged(path, problem) from None
+    return images(pixels, labels, str(path))
