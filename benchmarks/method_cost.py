@@ -1,6 +1,6 @@
 """What each method costs: the CPU time of its rounds over that of FedAvg's, both measured in turn in one run.
 
-    python -m benchmarks.method_cost [NAME ...] [--alternations 2] [--write]
+    python -m benchmarks.method_cost [NAME ...] [--alternations 5] [--write]
 
 A round is broadcast, training, upload, aggregation and checkpoint, without evaluation. Times are taken per sample
 trained on, each epoch counted, so methods with a plan of their own and methods that keep a part of the data to
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Ratios]:
     """Measure, print, and on demand write the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.method_cost", description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help="methods to measure (default: all)")
-    parser.add_argument("--alternations", type=int, default=2, help="rounds measured of each (default 2)")
+    parser.add_argument("--alternations", type=int, default=5, help="rounds measured of each (default 5)")
     parser.add_argument("--write", action="store_true", help="write the table to benchmarks/results/method_cost.md")
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from PIL import Image
 
-from protofed.data import available, describe, load, register_data
+from protofed.data import Dataset, Normalise, available, describe, load, register_data
 from protofed.data.files import read_images
 from protofed.data.images import Domain, Images, RawData, to_channels, to_size, unify
 from protofed.data.labels import parse_labels
@@ -461,3 +461,10 @@ def test_a_registered_loader(monkeypatch):
     register_data("mine", lambda: RawData(("a", "b"), {"d": Domain("d", images, images)}), "my own", domains=("d",))
     assert load("mine", normalise="half").normalise.mean == (0.5,)
     assert [info.description for info in available() if info.name == "mine"] == ["my own"]
+
+
+@pytest.mark.parametrize("name", ["site/1", "..", "average", "held_out", "a b"])
+def test_domain_names_that_would_clash_are_refused(name):
+    images = Images(torch.zeros(2, 1, 4, 4, dtype=torch.uint8), torch.tensor([0, 1]))
+    with pytest.raises(UserError, match="needs another name"):
+        Dataset("toy", ("a", "b"), {name: Domain(name, images, images)}, Normalise.default(1))

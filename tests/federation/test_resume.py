@@ -218,3 +218,11 @@ def test_resuming_on_another_engine(short: tuple[dict[str, Any], int], tiny_data
     with pytest.raises(Killed):
         protofed.run("i2pfl", tiny_data, out=out, engine="workers", workers=2, callbacks=[Stop()], **SHORT)
     resumed_equals(out, expected)
+
+
+def test_a_run_killed_before_it_began_can_be_started_again(tmp_path: Path, tiny_data: str) -> None:
+    (tmp_path / "run" / "clients").mkdir(parents=True)
+    (tmp_path / "run" / "checkpoint").mkdir()
+    (tmp_path / "run" / ".lock").touch()
+    options = {"model": "mlp", "rounds": 1, "engine": "loop", "out": tmp_path / "run"}
+    assert protofed.run("fedavg", tiny_data, **options).complete

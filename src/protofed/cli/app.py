@@ -14,7 +14,10 @@ from protofed.cli.compare import compare_command
 from protofed.cli.data import data_command
 from protofed.cli.methods import methods_command
 from protofed.cli.models import models_command
+from protofed.cli.pretrain import pretrain_command
+from protofed.cli.reproduce import reproduce_command
 from protofed.cli.run import run_command
+from protofed.cli.sweep import sweep_command
 from protofed.errors import UserError
 
 app = typer.Typer(
@@ -26,6 +29,9 @@ app = typer.Typer(
 )
 app.command("run")(run_command)
 app.command("compare")(compare_command)
+app.command("sweep")(sweep_command)
+app.command("reproduce")(reproduce_command)
+app.command("pretrain")(pretrain_command)
 app.command("methods")(methods_command)
 app.command("data")(data_command)
 app.command("models")(models_command)
@@ -45,9 +51,9 @@ def main(arguments: list[str] | None = None) -> int:
     except click.ClickException as error:
         return _complain(error.format_message())
     except (KeyboardInterrupt, click.Abort):
-        return 130
+        return _stopped(130)
     except _Terminated:
-        return 143
+        return _stopped(143)
     except BrokenPipeError:
         return 1
     except Exception as error:
@@ -63,6 +69,11 @@ class _Terminated(BaseException):
 
 def _terminate(_signal: int, _frame: FrameType | None) -> NoReturn:
     raise _Terminated
+
+
+def _stopped(code: int) -> int:
+    print("stopped; finished rounds are kept, and --resume continues after them", file=sys.stderr)
+    return code
 
 
 def _complain(text: str) -> int:

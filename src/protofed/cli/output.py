@@ -10,8 +10,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from protofed.experiments import Run
+from protofed.experiments.figures import percent as percent
+from protofed.experiments.figures import size as size
 
 _PLAIN_WIDTH = 160
+_MOST_ROWS, _MOST_COLUMNS = 20, 12
 
 
 def console() -> Console:
@@ -23,7 +26,7 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
     """One table; with figures all columns but the first are set to the right."""
     table = Table()
     for index, column in enumerate(columns):
-        table.add_column(column, justify="right" if figures and index else "left")
+        table.add_column(column, justify="right" if figures and index else "left", no_wrap=not index)
     for row in rows:
         table.add_row(*row)
     # A title inside the table would be broken to the table's width.
@@ -31,25 +34,22 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
     console().print(table)
 
 
-def percent(value: float | None) -> str:
-    """An accuracy as people read it."""
-    return "-" if value is None else f"{100 * value:.2f}"
-
-
-def size(count: float) -> str:
-    """Bytes in decimal units, as communication costs are given in papers."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    raise AssertionError("unreachable")
+def show_partition(config: dict[str, Any]) -> None:
+    """Who holds what, where that fits on a screen."""
+    clients, classes = config["partition"]["clients"], config["data"]["classes"]
+    columns = ["client", "train", *(classes if len(classes) <= _MOST_COLUMNS else [])]
+    rows = [
+        [client, str(entry["train"]), *map(str, entry["per_class"][: len(columns) - 2])]
+        for client, entry in list(clients.items())[:_MOST_ROWS]
+    ]
+    more = f", the first {_MOST_ROWS} of {len(clients)}" if len(clients) > _MOST_ROWS else ""
+    show_table(f"Training images of each client by class ({config['partition']['protocol']}{more})", columns, rows)
 
 
 class ProgressBar:
-    """Callback: a bar on a terminal, a line per round elsewhere; one after the other where several runs follow."""
+    """Callback: a bar on a terminal, a line per round elsewhere."""
 
-    def __init__(self, show_seed: bool = False) -> None:
-        self._show_seed = show_seed
+    def __init__(self) -> None:
         self._bar: Progress | None = None
         self._bytes = 0
 
@@ -58,8 +58,7 @@ class ProgressBar:
         config = run.config
         self._rounds = len(config["plan"]["epochs"])
         title = f"{config['method']['name']} on {config['data']['name']}"
-        if self._show_seed:
-            title += f", seed {config['seed']}"
+        show_partition(config)
         self._bytes = sum(_exchanged(record) for record in run.rounds)
         if sys.stdout.isatty():
             self._bar = Progress(
@@ -78,8 +77,7 @@ class ProgressBar:
     def round_end(self, run: Run, record: dict[str, Any]) -> None:
         """Loss, average accuracy and bytes so far."""
         self._bytes += _exchanged(record)
-        loss = record["train_loss"]
-        status = f"loss {'-' if loss is None else format(loss, '.3f')}{_accuracy(record)}  sent {size(self._bytes)}"
+        status = f"{progress_of(record)}  sent {size(self._bytes)}"
         if self._bar is not None:
             self._bar.update(self._task, advance=1, status=status)
         else:
@@ -130,9 +128,10 @@ def _exchanged(record: dict[str, Any]) -> int:
     return int(record["bytes"]["up"]["total"] + record["bytes"]["down"]["total"])
 
 
-def _accuracy(record: dict[str, Any]) -> str:
+def progress_of(record: dict[str, Any]) -> str:
+    """Loss and average accuracy of a round, where it was evaluated."""
+    loss = record["train_loss"]
+    text = f"loss {'-' if loss is None else format(loss, '.3f')}"
     views = record["accuracy"]
-    if views is None:
-        return ""
-    view = views["global"] or views["personal"]
-    return "" if view is None else f"  accuracy {percent(view['average'])} %"
+    view = None if views is None else views["global"] or views["personal"]
+    return text if view is None else f"{text}  accuracy {percent(view['average'])} %"

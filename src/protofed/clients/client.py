@@ -15,9 +15,9 @@ from protofed.clients.setting import Setting
 from protofed.clients.store import ClientState, ClientStore
 from protofed.clients.training import train
 from protofed.method import At
-from protofed.models import nothing
+from protofed.models import everything, nothing
 from protofed.models.net import Net
-from protofed.records import Message, Record, decode, encode
+from protofed.records import Message, Nothing, Record, decode, encode
 
 
 class ClientSide:
@@ -86,9 +86,11 @@ class ClientSide:
         """Load a client's own weights, and over them what it shares as it was broadcast."""
         architecture = self._setting.architecture_of(client)
         net, fresh = self._nets[architecture], self._templates.clients[architecture]
-        state = self._store.read(client, round, fresh) or fresh
-        net.load(state.model)
         loads = self._setting.method.loads
+        replaced = down is not None and loads == everything and not _remembers(fresh)
+        # What the broadcast replaces as a whole need not be read.
+        state = fresh if replaced else self._store.read(client, round, fresh) or fresh
+        net.load(state.model)
         if down is not None and loads != nothing:
             net.load(down.weights, loads)
         return net, state
@@ -100,3 +102,8 @@ class ClientSide:
         net = self._nets[0]
         net.load(package.weights)
         return net, replace(self._setting.at(round, None), down=package.down)
+
+
+def _remembers(state: ClientState) -> bool:
+    """Whether a client's state holds anything besides its model."""
+    return bool(state.optimizer) or not isinstance(state.memory, Nothing)

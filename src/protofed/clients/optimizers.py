@@ -24,6 +24,7 @@ class LocalOptimizer:
     def __init__(self, params: Mapping[str, nn.Parameter], plan: Plan, step: Step, lr: float) -> None:
         self.names = list(params)
         self.params = list(params.values())
+        self._values = [param.detach() for param in self.params]  # the same memory, outside the graph
         self.lr = lr if step.lr is None else step.lr
         self.momentum = plan.momentum if step.momentum is None else step.momentum
         self.weight_decay = plan.weight_decay
@@ -41,7 +42,7 @@ class LocalOptimizer:
         found = torch.autograd.grad(loss, self.params, allow_unused=True)
         used = [index for index, gradient in enumerate(found) if gradient is not None]
         gradients = [gradient for gradient in found if gradient is not None]
-        params = [self.params[index].detach() for index in used]
+        params = [self._values[index] for index in used]
         kept = [[tensors[index] for index in used] for tensors in self._kept.values()]
         if self.clip is not None:
             _clip(gradients, self.clip)

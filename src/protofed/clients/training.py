@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import reduce
 from itertools import islice
+from operator import add
 
 import torch
 from torch import Tensor
@@ -28,31 +30,37 @@ def train(method: Method, net: Net, samples: ClientSamples, at: At, optimizers: 
     """Train for this round's epochs."""
     lottery = at.rng("draw")
     epochs = at.plan.epochs[at.round]
-    terms_seen: dict[str, Tensor] = {}
+    terms_seen: dict[str, list[tuple[Tensor, int]]] = {}
     samples_seen = 0
     kept: list[Notes] = []
     with torch.random.fork_rng(devices=[]):
         # Only dropout draws from the global generator; this keys it like everything else.
-        torch.manual_seed(stable_seed(at.seed, "dropout", at.round, at.client))
+        torch.default_generator.manual_seed(stable_seed(at.seed, "dropout", at.round, at.client))
         _set_modes(method, net)
         for epoch, x, y in _batches(method, samples, at):
             keeps = method.keeps_notes and (at.plan.unit == "steps" or epoch == epochs - 1)
-            step_at = replace(at, draw=method.draw(y, at, lottery))
+            drawn = method.draw(y, at, lottery)
+            step_at = at if drawn is None else replace(at, draw=drawn)
             for step, optimizer in zip(method.steps, optimizers, strict=True):
                 outcome = getattr(method, step.loss)(net, x, y, step_at)
                 terms, notes = outcome if isinstance(outcome, tuple) else (outcome, {})
-                optimizer.step(torch.stack(list(terms.values())).sum())
+                optimizer.step(reduce(add, terms.values()))
                 for name, value in terms.items():
-                    share = value.detach() * len(y)
-                    terms_seen[name] = terms_seen[name] + share if name in terms_seen else share
+                    terms_seen.setdefault(name, []).append((value.detach(), len(y)))
                 if keeps and notes:
                     kept.append({key: value.detach() for key, value in notes.items()})
             samples_seen += len(y)
     return Learnt(
-        {name: float(value) / samples_seen for name, value in terms_seen.items()},
+        {name: _total(seen) / samples_seen for name, seen in terms_seen.items()},
         samples_seen,
         {key: torch.cat([notes[key] for notes in kept]) for key in kept[0]} if kept else {},
     )
+
+
+def _total(seen: list[tuple[Tensor, int]]) -> float:
+    """The sum over samples from the means over batches, in one go: single additions cost more than they add."""
+    means, sizes = zip(*seen, strict=True)
+    return float(torch.stack(means).double().cpu() @ torch.tensor(sizes, dtype=torch.float64))
 
 
 def _batches(method: Method, samples: ClientSamples, at: At) -> Iterator[tuple[int, Tensor, Tensor]]:

@@ -2,10 +2,11 @@
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any, Literal
 
 from protofed.data import digits
 from protofed.data.folders import SHAPE_OF_A_FOLDER, npz_files, read_folder, read_npz, visible_folders
@@ -13,11 +14,13 @@ from protofed.data.images import Dataset, Domain, Images, RawData, square, unify
 from protofed.data.labels import regroup
 from protofed.data.manifest import read_manifest
 from protofed.data.normalise import Normalise
+from protofed.data.sources import SOURCES, DataOption, checked, options_of
+from protofed.data.sources.options import Reader
 from protofed.errors import UserError, unknown_name
 
 ROOT_VARIABLE = "PROTOFED_DATA"
 
-Loader = Callable[[], RawData]
+Form = Literal["original", "npz", "folders", "registered", "absent"]
 
 
 @dataclass(frozen=True)
@@ -55,27 +58,61 @@ class DataSummary:
     warnings: tuple[str, ...]
 
 
-_REGISTRY: dict[str, tuple[DataInfo, Loader]] = {}
+_REGISTRY: dict[str, tuple[DataInfo, Reader]] = {}
 
 
 def register_data(
-    name: str, loader: Loader, description: str, *, domains: tuple[str, ...] = (), licence: str = ""
+    name: str, loader: Reader, description: str, *, domains: tuple[str, ...] = (), licence: str = ""
 ) -> None:
-    """Make a data set known by name; `loader` is called when it is asked for, and should keep what is slow to make."""
+    """Make a data set known by name; `loader` is called when it is asked for, and should keep what is slow to make.
+
+    Keyword-only arguments of the loader, with a type and a default, are settings: `--set data.KEY=VALUE`.
+    """
+    options_of(loader)
     _REGISTRY[name] = (DataInfo(name, description, domains, licence), loader)
 
 
 def available(data_root: str | Path | None = None) -> list[DataInfo]:
     """The registered data sets and those in the data root, which hide registered ones of the same name."""
     infos = {name: info for name, (info, _) in _REGISTRY.items()}
-    root = _root(data_root)
-    for folder in visible_folders(root) if root else ():
+    root = data_root_of(data_root)
+    if root is None:
+        return list(infos.values())
+    originals = {name: place for name, source in SOURCES.items() if (place := source.locate(root))}
+    for folder in visible_folders(root):
+        # A folder of original files goes by the names of the sets in it.
+        if form_of(folder.name, root) == "original" or folder in originals.values():
+            continue
         found = npz_files(folder)
         names = tuple(path.stem for path in found) or tuple(path.name for path in visible_folders(folder))
         if names:
             form = "npz files" if found else "image folders"
             infos[folder.name] = DataInfo(folder.name, f"{form} in the data root", names)
+    for name in originals:
+        if form_of(name, root) == "original":
+            source = SOURCES[name]
+            infos[name] = DataInfo(name, f"{source.description}; original files", source.domains, source.licence)
     return list(infos.values())
+
+
+def form_of(name: str, data_root: str | Path | None = None) -> Form:
+    """As what the data of a name would be read: the data root comes first, our own forms before original files."""
+    root = data_root_of(data_root)
+    folder = root / name if root and (root / name).is_dir() else None
+    if folder and npz_files(folder):
+        return "npz"
+    if root and name in SOURCES and SOURCES[name].locate(root):
+        return "original"
+    if folder and (name not in SOURCES or any((domain / "train").is_dir() for domain in visible_folders(folder))):
+        return "folders"
+    # A folder of the set's name with something missing should be completed rather than passed over.
+    return "registered" if name in _REGISTRY and not folder else "absent"
+
+
+def data_options(spec: str) -> dict[str, DataOption]:
+    """The settings that the data of a name takes beside the general ones: those of its reader."""
+    options = SOURCES[spec].options if spec in SOURCES else {}
+    return options | (options_of(_REGISTRY[spec][1]) if spec in _REGISTRY else {})
 
 
 def describe(spec: str, data_root: str | Path | None = None) -> DataSummary:
@@ -103,13 +140,14 @@ def load(
     image_size: int | tuple[int, int] | None = None,
     channels: int | None = None,
     normalise: str | None = None,
+    options: Mapping[str, object] | None = None,
 ) -> Dataset:
     """Data by registered name, by name of a folder in the data root, by folder, npz file or manifest.
 
     `domains` picks some (`a,b`), `labels` regroups classes (`0=healthy,1-4=diseased`), `image_size` and `channels`
-    override what is found in the data, `normalise` names a normalisation.
+    override what is found in the data, `normalise` names a normalisation, `options` are settings of the data set.
     """
-    raw, name = _read(spec, _root(data_root), square(image_size))
+    raw, name = _read(spec, data_root_of(data_root), square(image_size), options or {})
     if domains is not None:
         raw = _select(raw, domains)
     if labels is not None:
@@ -121,7 +159,8 @@ def load(
     return Dataset(name, raw.classes, shaped, chosen, raw.source, warnings, licence=raw.licence)
 
 
-def _root(data_root: str | Path | None) -> Path | None:
+def data_root_of(data_root: str | Path | None) -> Path | None:
+    """The folder that holds data sets by name: as given, or from the environment."""
     given = data_root or os.environ.get(ROOT_VARIABLE)
     if not given:
         return None
@@ -132,32 +171,52 @@ def _root(data_root: str | Path | None) -> Path | None:
     return root
 
 
-def _read(spec: str, root: Path | None, image_size: tuple[int, int] | None) -> tuple[RawData, str]:
+def _read(
+    spec: str, root: Path | None, image_size: tuple[int, int] | None, options: Mapping[str, object]
+) -> tuple[RawData, str]:
     """What `spec` names, and its short name: the data root comes first, then registered names, then paths."""
     if not spec.strip():
         raise UserError(f"no data is named; give a name ({', '.join(_REGISTRY)}), a folder or a manifest")
     path = Path(spec).expanduser()
     plain_name = path.name == spec and not spec.startswith(".")
-    if root and plain_name and (root / spec).is_dir():
-        return read_folder(root / spec, image_size), spec
-    if spec in _REGISTRY:
-        raw = _REGISTRY[spec][1]()
+    form = form_of(spec, root) if plain_name else "absent"
+    settings = _own_settings(spec, form, options)
+    if form == "original" and root:
+        return SOURCES[spec].load(root, image_size, settings), spec
+    if form == "registered":
+        raw = _REGISTRY[spec][1](**settings)
         if root:
             note = f"the data root has no folder {spec}; the embedded data of that name is used"
             raw = replace(raw, warnings=(*raw.warnings, note))
         return raw, spec
+    if form != "absent" and root:
+        return read_folder(root / spec, image_size), spec
     if path.is_file() and path.suffix.lower() == ".csv":
         return read_manifest(path, image_size), path.stem
     if path.is_file() and path.suffix.lower() == ".npz":
         return read_npz([path], source=f"file {path.name}"), path.stem
     if path.exists():
         return read_folder(path, image_size), path.resolve().name
+    if spec in SOURCES:
+        raise SOURCES[spec].missing(root)
     if plain_name and not path.suffix:
-        known = [*_REGISTRY, *(folder.name for folder in visible_folders(root) if root)] if root else [*_REGISTRY]
+        known = (
+            {*_REGISTRY, *SOURCES, *(folder.name for folder in visible_folders(root) if root)} if root else _REGISTRY
+        )
         raise UserError(f"{unknown_name('data', spec, known)}; or give a folder: {SHAPE_OF_A_FOLDER}")
     if path.suffix.lower() in (".csv", ".npz"):
         raise UserError(f"the file {spec} does not exist; give a manifest, a folder or a name ({', '.join(_REGISTRY)})")
     return read_folder(path, image_size), path.name
+
+
+def _own_settings(spec: str, form: Form, given: Mapping[str, object]) -> dict[str, Any]:
+    """The settings of what is read, checked; those of original files mean nothing where something else is read."""
+    original = SOURCES[spec].options if spec in SOURCES else {}
+    taken = original if form == "original" else options_of(_REGISTRY[spec][1]) if form == "registered" else {}
+    for key in given:
+        if key in original and key not in taken:
+            raise UserError(f"data.{key} is a setting of the original files of {spec}, which are not what is read here")
+    return checked(taken, given, spec)
 
 
 def _select(raw: RawData, wanted: str) -> RawData:

@@ -1,4 +1,4 @@
-"""Cuts the round field of view out of a fundus photograph: edges, a robust circle through them, everything else black."""
+"""Cuts the round field of view out of a fundus photograph: edges, a robust circle through them, black elsewhere."""
 
 from dataclasses import dataclass
 

@@ -1,5 +1,6 @@
 """Labelled images in memory, grouped by domain, and brought to one shape."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -14,6 +15,9 @@ from protofed.errors import UserError
 Indices = Tensor | np.ndarray | Sequence[int]
 
 LUMINANCE = (0.299, 0.587, 0.114)
+# Clients and their files are named after domains, results are keyed by them.
+_DOMAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
+_TAKEN_NAMES = ("average", "pooled", "held_out")
 # Resizing goes through float32; a chunk bounds what that costs in memory.
 _RESIZE_CHUNK = 512
 
@@ -81,6 +85,14 @@ class Dataset:
     source: str = ""
     warnings: tuple[str, ...] = ()
     licence: str = field(default="", kw_only=True)
+
+    def __post_init__(self) -> None:
+        for name in self.domains:
+            if not _DOMAIN_NAME.fullmatch(name) or name in _TAKEN_NAMES:
+                raise UserError(
+                    f"domain {name!r} needs another name: letters, digits and _ . - only, and none of "
+                    + ", ".join(_TAKEN_NAMES)
+                )
 
     @property
     def image_shape(self) -> tuple[int, int, int]:

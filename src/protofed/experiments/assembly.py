@@ -14,6 +14,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from protofed.clients import Setting, Templates, rehearse
 from protofed.data import Augment, Dataset, load, make_partition
+from protofed.data.catalog import data_options
 from protofed.engines import choose_engine
 from protofed.errors import UserError, unknown_name
 from protofed.experiments.options import Options
@@ -73,8 +74,11 @@ class Assembly:
                         "domain": partition.domain[client],
                         "train": len(partition.train[client]),
                         "holdout": len(partition.holdout[client]),
+                        "per_class": counts.tolist(),
                     }
-                    for client in partition.clients
+                    for client, counts in zip(
+                        partition.clients, partition.counts(setting.pool.y, len(dataset.classes)), strict=True
+                    )
                 },
             },
             "model": {
@@ -105,7 +109,7 @@ def assemble(options: Options, clients_folder: Path) -> Assembly:
     _refuse_unknown_prefixes(options)
     method = make_method(method_class, options.settings_for(""), options.preset)
     device = _device(options.device)
-    data_settings = _data_settings(options.settings_for("data"))
+    data_settings, own_settings = _data_settings(options.settings_for("data"), options.data)
     dataset = load(
         options.data,
         data_root=options.data_root,
@@ -114,6 +118,7 @@ def assemble(options: Options, clients_folder: Path) -> Assembly:
         image_size=options.image_size,
         channels=data_settings.pop("channels", None),
         normalise=data_settings.pop("normalise", None),
+        options=own_settings,
     )
     augment = Augment.parse(data_settings.pop("augment", "none"))
     validation = data_settings.pop("validation", method.validation_share)
@@ -221,13 +226,19 @@ def _refuse_unknown_prefixes(options: Options) -> None:
             raise UserError(f"--set {key}: settings are a method's KEY, model.KEY or data.KEY")
 
 
-def _data_settings(given: Mapping[str, str]) -> dict[str, Any]:
+def _data_settings(given: Mapping[str, str], data: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """The settings every data set takes, checked, and those of this one, which its loader checks."""
+    known = {**data_options(data), **_DATA_SETTINGS}
     settings: dict[str, Any] = {}
+    own: dict[str, str] = {}
     for key, value in given.items():
+        if key not in known:
+            raise unknown_name("setting of the data", key, known)
         if key not in _DATA_SETTINGS:
-            raise unknown_name("setting of the data", key, _DATA_SETTINGS)
+            own[key] = value
+            continue
         try:
             settings[key] = TypeAdapter(_DATA_SETTINGS[key]).validate_python(value)
         except ValidationError:
             raise UserError(f"data.{key}={value} is not valid; it takes {in_words(_DATA_SETTINGS[key])}") from None
-    return settings
+    return settings, own

@@ -1,212 +1,173 @@
 """Several methods under equal conditions: for each seed the same partition, initial weights and client draws."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from hashlib import blake2b
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 from protofed.clients import write_atomically
-from protofed.errors import UserError
-from protofed.experiments.options import make_options
-from protofed.experiments.results import Run
-from protofed.experiments.run import run
-from protofed.experiments.statistics import paired_tests, spread
+from protofed.errors import UserError, unknown_name
+from protofed.experiments.comparison import VIEWS, Comparison, Failure, summarise
+from protofed.experiments.options import Options, make_options
+from protofed.experiments.schedule import Done, Job, Shard, claimed, perform
 from protofed.method import Method
 from protofed.registry import find_method, knobs, load_plugin, method_names
 
-_VIEWS = ("global", "personal")
-
-
-class Comparison:
-    """The content of comparison.json, and tables of it."""
-
-    def __init__(self, path: Path, content: dict[str, Any]) -> None:
-        self.path = path
-        self.content = content
-
-    def table(self, view: str, show: Callable[[float | None], str]) -> tuple[list[str], list[list[str]]]:
-        """Columns and rows of one view; methods for which it makes no sense are left out."""
-        methods = {name: entry[view] for name, entry in self.content["methods"].items() if entry[view] is not None}
-        if not methods:
-            return [], []
-        parts = list(next(iter(methods.values()))["per_part"]) if view == "global" else []
-        rows = []
-        for name, entry in methods.items():
-            average, test = entry["average"], entry["test"]
-            row = [name, *(show(entry["per_part"][part]["mean"]) for part in parts), show(average["mean"])]
-            row.append("-" if average["std"] is None else show(average["std"]))
-            row.append(show(entry["worst"]["mean"]))
-            row.append("-" if test is None else f"{test['p_holm']:.3f}")
-            rows.append(row)
-        return ["method", *parts, "average", "std", "worst", f"p vs {self.content['baseline']}"], rows
-
-    def costs(self, show: Callable[[float], str]) -> tuple[list[str], list[list[str]]]:
-        """Bytes and seconds of a run of each method."""
-        rows = [
-            [
-                name,
-                show(entry["bytes"]["up"]["total"]),
-                show(entry["bytes"]["down"]["total"]),
-                f"{entry['seconds']:.1f} s",
-            ]
-            for name, entry in self.content["methods"].items()
-        ]
-        return ["method", "sent up", "sent down", "time"], rows
+Methods = Sequence[str] | Mapping[str, Mapping[str, Any]]
 
 
 def compare(
-    methods: Sequence[str],
+    methods: Methods,
     *,
     out: str | Path,
     seeds: Sequence[int] = (0,),
-    baseline: str = "fedavg",
+    baseline: str | None = None,
+    target: float | None = None,
+    shard: str | None = None,
+    paper: Mapping[str, float | Mapping[str, float]] | None = None,
+    paper_view: str = "global",
     callbacks: Iterable[Any] = (),
     **options: Any,
 ) -> Comparison:
-    """Run every method with every seed and put the results side by side.
+    """Run every method with every seed, side by side over the cores, and put the results next to each other.
 
     The options are those of `run`. Finished runs found in `out` are not repeated, unfinished ones are resumed. A
-    setting `METHOD.KEY` goes to one method, a plain `KEY` to every method that has such a hyper-parameter.
+    setting `METHOD.KEY` goes to one method, a plain `KEY` to every method that has such a hyper-parameter. `methods`
+    may also be variants by their labels, each with options of its own: {"no mixup": {"method": "i2pfl", "set": {...}}}.
+
+    Methods are tested against the `baseline`: fedavg where it is compared, else the first. Rounds and bytes are counted
+    up to the `target` accuracy, by default the baseline's average. `paper` has published figures as fractions, per
+    method an average or {"average": x, DOMAIN: y, ...}, which were measured in `paper_view`.
+
+    With `shard="K/N"` only every N-th run is done here, and the comparison is of all that is complete in the folder.
+    A run that fails does not stop the others: see `Comparison.failures`.
     """
+    plans = _plans(methods, options)
+    compared = list(plans)
+    if baseline is None:
+        baseline = "fedavg" if "fedavg" in plans else compared[0]
+    elif baseline not in plans:
+        raise unknown_name("baseline among the compared methods", baseline, compared)
+    if target is not None and not 0 < target <= 1:
+        raise UserError(f"target={target} is not valid: it is an accuracy, for example 0.8")
+    published = _published(paper or {}, paper_view)
     folder = Path(out)
-    for plugin in _listed(options.get("plugin")):
-        load_plugin(plugin)
-    names = method_names() if list(methods) == ["ALL"] else list(dict.fromkeys(methods))
-    plans = _options_of_each(names, make_options(options).set, options)
-    runs = {
-        name: [_run_once(folder, {**plan, "seed": seed}, list(callbacks)) for seed in seeds]
-        for name, plan in plans.items()
-    }
-    content = {
+    seeds = list(dict.fromkeys(seeds))
+    # Seed by seed, so that all methods have a result before any has its second.
+    jobs = [
+        Job(label, folder, plan.model_copy(update={"seed": seed})) for seed in seeds for label, plan in plans.items()
+    ]
+    about = {
         "baseline": baseline,
-        "seeds": list(seeds),
-        "options": make_options({key: value for key, value in options.items() if key != "set"}).model_dump(),
-        "methods": _summaries(runs, baseline, folder),
+        "seeds": seeds,
+        "options": make_options({name: value for name, value in options.items() if name != "set"}).model_dump(),
+        "settings": make_options(options).set,
     }
-    result = Comparison(folder, content)
-    write_atomically(folder / "comparison.json", json.dumps(content, indent=2).encode() + b"\n")
-    write_atomically(folder / "comparison.md", _markdown(result).encode())
-    return result
+
+    def write(done: Done) -> Comparison:
+        with claimed(folder, "comparison", wait=True):
+            runs = {
+                label: {job.options.seed: job.run for job in jobs if job.label == label and job.is_complete()}
+                for label in compared
+            }
+            found = summarise(runs, baseline, target, published, folder)
+            content = {**about, **found, "complete": not done.missing(), "missing": _missing(done)}
+            failures = [Failure(job.title, *done.outcomes[job.path][1:]) for job in done.failed()]
+            result = Comparison(folder, content, failures)
+            write_atomically(folder / "comparison.json", json.dumps(content, indent=2).encode() + b"\n")
+            write_atomically(folder / "comparison.md", result.markdown().encode())
+        return result
+
+    return write(
+        perform(jobs, trials=jobs[: len(plans)], shard=Shard.parse(shard), callbacks=list(callbacks), after_each=write)
+    )
 
 
-def _options_of_each(
-    names: Sequence[str], settings: Mapping[str, str], options: Mapping[str, Any]
-) -> dict[str, dict[str, Any]]:
-    """The options of each method's runs; a setting or preset that no method takes is a mistake."""
-    classes = {name: find_method(name) for name in names}
-    knobs_of = {name: {knob.name for knob in knobs(cls)} for name, cls in classes.items()}
-    for key in settings:
-        owner, dot, knob = key.partition(".")
-        if owner in ("model", "data"):
-            continue
-        if dot and owner not in classes:
-            raise UserError(f"--set {key}: {owner!r} is not among the methods that are compared")
-        if not any((knob if dot else key) in taken for name, taken in knobs_of.items() if not dot or name == owner):
-            raise UserError(f"--set {key}: none of the methods has such a hyper-parameter")
-    preset = options.get("preset")
-    if preset is not None and not any(preset in cls.presets for cls in classes.values()):
-        raise UserError(f"--preset {preset}: none of the methods has such a preset")
+def _missing(done: Done) -> list[dict[str, Any]]:
+    return [{"method": entry.pop("label"), **entry} for entry in done.missing()]
+
+
+def _published(paper: Mapping[str, float | Mapping[str, float]], view: str) -> dict[str, dict[str, Any]]:
+    """A paper's figures as comparison.json has them."""
+    if view not in VIEWS:
+        raise unknown_name("view", view, VIEWS)
+    empty = {"view": view, "average": None}
     return {
-        name: {
-            **options,
-            "method": name,
-            "preset": preset if preset in cls.presets else None,
-            "set": {**_own_plan(knobs_of[name], cls, options), **_settings_of(name, settings, knobs_of[name])},
-        }
-        for name, cls in classes.items()
+        name: {**empty, **(figures if isinstance(figures, Mapping) else {"average": figures})}
+        for name, figures in paper.items()
     }
 
 
-def _own_plan(known: set[str], cls: type[Method], options: Mapping[str, Any]) -> dict[str, str]:
-    """A method that brings its own plan gets it scaled to the epochs of the others, so that all train equally long."""
-    if "plan" not in known:
-        return {}
-    asked = make_options({key: value for key, value in options.items() if key != "set"}).training_plan()
-    budget, own = sum(asked.epochs), cls().plan(asked).epochs
-    return {"plan": ",".join(str(max(1, round(budget * epochs / sum(own)))) for epochs in own)}
+def _plans(methods: Methods, options: Mapping[str, Any]) -> dict[str, Options]:
+    """The options of each method's runs; a setting or preset that no method takes is a mistake."""
+    for name in ("method", "seed"):
+        if name in options:
+            raise UserError(f"compare takes no {name}; give methods and seeds")
+    common = make_options(options)
+    for plugin in common.plugin:
+        load_plugin(plugin)
+    variants = _variants(methods)
+    classes = {label: find_method(own["method"]) for label, own in variants.items()}
+    known = {label: {knob.name for knob in knobs(cls)} for label, cls in classes.items()}
+    _refuse_idle_settings(common.set, known)
+    if common.preset is not None and not any(common.preset in cls.presets for cls in classes.values()):
+        raise UserError(f"--preset {common.preset}: none of the methods has such a preset")
+    plans = {}
+    for label, own in variants.items():
+        chosen = {**options, "preset": common.preset if common.preset in classes[label].presets else None, **own}
+        settings = {
+            **_own_plan(classes[label], known[label], {**chosen, "set": {}}),
+            **_settings_of(label, common.set, known),
+            **make_options({"set": own.get("set", {})}).set,
+        }
+        plans[label] = make_options(
+            {name: value for name, value in {**chosen, "set": settings}.items() if value is not None}
+        )
+    return plans
 
 
-def _settings_of(name: str, settings: Mapping[str, str], known: set[str]) -> dict[str, str]:
-    general = {key: value for key, value in settings.items() if key.startswith(("model.", "data.")) or key in known}
-    own = {key.removeprefix(f"{name}."): value for key, value in settings.items() if key.startswith(f"{name}.")}
+def _variants(methods: Methods) -> dict[str, dict[str, Any]]:
+    """Label and own options of everything that is compared."""
+    if isinstance(methods, Mapping):
+        variants = {label: {"method": label, **own} for label, own in methods.items()}
+    else:
+        names = method_names() if list(methods) == ["ALL"] else methods
+        variants = {name: {"method": name} for name in names}
+    if not variants:
+        raise UserError("there is nothing to compare; name at least one method, or ALL")
+    return variants
+
+
+def _refuse_idle_settings(settings: Mapping[str, str], known: Mapping[str, set[str]]) -> None:
+    for key in settings:
+        if key.startswith(("model.", "data.")):
+            continue
+        owner = _owner(key, known)
+        if owner is None and "." in key:
+            raise UserError(f"--set {key}: {key.rpartition('.')[0]!r} is not among the methods that are compared")
+        taken = set[str]().union(*known.values()) if owner is None else known[owner]
+        if (key if owner is None else key.removeprefix(f"{owner}.")) not in taken:
+            raise UserError(f"--set {key}: none of the methods has such a hyper-parameter")
+
+
+def _settings_of(label: str, settings: Mapping[str, str], known: Mapping[str, set[str]]) -> dict[str, str]:
+    """What of the common settings concerns one method; METHOD.KEY goes before KEY."""
+    general = {
+        key: value for key, value in settings.items() if key.startswith(("model.", "data.")) or key in known[label]
+    }
+    own = {key.removeprefix(f"{label}."): value for key, value in settings.items() if _owner(key, known) == label}
     return {**general, **own}
 
 
-def _run_once(folder: Path, options: dict[str, Any], callbacks: list[Any]) -> Run:
-    """One run, in a folder named by a hash of what defines it; done, resumed or started as its folder shows."""
-    chosen = make_options({key: value for key, value in options.items() if value is not None})
-    defining = chosen.model_dump(exclude={"engine", "workers", "device"})
-    digest = blake2b(json.dumps(defining, sort_keys=True).encode(), digest_size=4).hexdigest()
-    path = folder / f"{Path(chosen.method).stem}-seed{chosen.seed}-{digest}"
-    existing = Run(path)
-    if existing.complete:
-        return existing
-    return run(out=path, resume=(path / "run.json").exists(), callbacks=callbacks, **chosen.model_dump())
+def _owner(key: str, labels: Iterable[str]) -> str | None:
+    """The method that METHOD.KEY names; a label such as file.py:Class has dots of its own."""
+    return max((label for label in labels if key.startswith(f"{label}.")), key=len, default=None)
 
 
-def _summaries(runs: Mapping[str, list[Run]], baseline: str, folder: Path) -> dict[str, Any]:
-    summaries = {name: [each.summary for each in listed] for name, listed in runs.items()}
-    views = {view: _view(summaries, view, baseline) for view in _VIEWS}
-    return {
-        name: {
-            "kind": runs[name][0].config["method"]["kind"],
-            **{view: views[view].get(name) for view in _VIEWS},
-            "bytes": {
-                way: {kind: mean(each["bytes"][way][kind] for each in listed) for kind in listed[0]["bytes"][way]}
-                for way in ("up", "down")
-            },
-            "seconds": mean(each["seconds"]["total"] for each in listed),
-            "paper": None,
-            "runs": [str(each.path.relative_to(folder)) for each in runs[name]],
-        }
-        for name, listed in summaries.items()
-    }
-
-
-def _view(summaries: Mapping[str, list[dict[str, Any]]], view: str, baseline: str) -> dict[str, Any]:
-    """Mean, spread and paired test of every method that has this view."""
-    found = {
-        name: [each["accuracy"][view] for each in listed]
-        for name, listed in summaries.items()
-        if listed[0]["accuracy"][view] is not None
-    }
-    tests = paired_tests({name: [each["average"] for each in listed] for name, listed in found.items()}, baseline)
-    entries = {}
-    for name, listed in found.items():
-        parts = [part for part in listed[0] if part not in ("average", "pooled", "held_out", "quantiles")]
-        per_part = {part: spread([each[part] for each in listed]) for part in parts}
-        entries[name] = {
-            "average": spread([each["average"] for each in listed]),
-            "worst": spread([min((each[part] for part in parts), default=each["average"]) for each in listed]),
-            "per_part": per_part,
-            "test": tests.get(name),
-        }
-    return entries
-
-
-def _markdown(result: Comparison) -> str:
-    def percent(value: float | None) -> str:
-        return "-" if value is None else f"{100 * value:.2f}"
-
-    def megabytes(count: float) -> str:
-        return f"{count / 1e6:.2f} MB"
-
-    blocks = ["# Comparison", f"Seeds {', '.join(map(str, result.content['seeds']))}; accuracy in %."]
-    for view in _VIEWS:
-        columns, rows = result.table(view, percent)
-        if rows:
-            blocks += [f"## {view.capitalize()} view", _rows_as_markdown(columns, rows)]
-    blocks += ["## Costs per run", _rows_as_markdown(*result.costs(megabytes))]
-    return "\n\n".join(blocks) + "\n"
-
-
-def _rows_as_markdown(columns: list[str], rows: list[list[str]]) -> str:
-    return "\n".join("| " + " | ".join(row) + " |" for row in [columns, ["---"] * len(columns), *rows])
-
-
-def _listed(value: object) -> list[str]:
-    if value is None:
-        return []
-    return [value] if isinstance(value, str) else list(value)  # type: ignore[call-overload]
+def _own_plan(cls: type[Method], known: set[str], options: Mapping[str, Any]) -> dict[str, str]:
+    """A method that brings its own plan gets it scaled to the epochs of the others, so that all train equally long."""
+    if "plan" not in known:
+        return {}
+    asked = make_options({name: value for name, value in options.items() if value is not None}).training_plan()
+    budget, own = sum(asked.epochs), cls().plan(asked).epochs
+    return {"plan": ",".join(str(max(1, round(budget * epochs / sum(own)))) for epochs in own)}

@@ -27,16 +27,11 @@ class _Declared(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Size(_Declared):
-    """Options of one scale."""
-
-    options: dict[str, Any] = {}
-
-
-class Images(Size):
+class Images(_Declared):
     """A data set at one scale: its name, its shape as a model sees it, and how much it holds."""
 
     data: str | None = None
+    options: dict[str, Any] = {}
     shape: tuple[int, int, int]
     """Channels, height, width."""
     images: dict[str, tuple[int, int]]
@@ -60,8 +55,8 @@ class Suite(_Declared):
     """How a paper trains, on which data."""
 
     options: dict[str, Any] = {}
-    lite: Size = Size()
-    paper: Size = Size()
+    scale: dict[Scale, dict[str, Any]] = {}
+    """Options that differ between the two."""
     data: dict[str, Data]
 
 
@@ -88,10 +83,15 @@ class Row(_Declared):
 class Over(_Declared):
     """One run for each of several values: each left-out domain, each degree of label skew."""
 
-    values: list[str] | Literal["domains"]
+    values: list[str] | Literal["domains"] | dict[Scale, list[str] | Literal["domains"]]
     options: dict[str, str]
     """With {} where the value goes."""
     label: str = "{}"
+
+    def values_at(self, scale: Scale, domains: list[str]) -> list[str]:
+        """The values at a scale."""
+        values = self.values[scale] if isinstance(self.values, dict) else self.values
+        return domains if values == "domains" else list(values)
 
 
 class PerData(_Declared):
@@ -121,8 +121,7 @@ class Preset(_Declared):
     baseline: str = "fedavg"
     seeds: dict[Scale, list[int]] = {"lite": [0], "paper": [0, 1, 2]}
     options: dict[str, Any] = {}
-    lite: Size = Size()
-    paper_scale: Size = Size()
+    scale: dict[Scale, dict[str, Any]] = {}
     data: dict[str, PerData] = {}
     notes: list[str] = []
 
@@ -130,6 +129,15 @@ class Preset(_Declared):
     def name(self) -> str:
         """PAPER.TABLE."""
         return f"{self.paper}.{self.table}"
+
+    @property
+    def trains(self) -> bool:
+        """Whether there are runs to be made; other tables are computed at once."""
+        return self.kind in ("accuracy", "curves")
+
+    def scale_of(self, scale: Scale) -> Scale:
+        """Bytes are always those of the paper's own model: they cost no training."""
+        return "paper" if self.kind in ("parameters", "traffic") else scale
 
     def images(self, dataset: str, scale: Scale) -> Images:
         """What a data set is at a scale."""
@@ -143,22 +151,22 @@ class Preset(_Declared):
         """Column and options of every run that a row takes; a single one without a name where a run is a row."""
         if self.over is None:
             return {"": {}}
-        values = self.domains(dataset, scale) if self.over.values == "domains" else self.over.values
         return {
             self.over.label.format(value): {key: text.format(value) for key, text in self.over.options.items()}
-            for value in values
+            for value in self.over.values_at(scale, self.domains(dataset, scale))
         }
 
     def run_options(self, dataset: str, scale: Scale, *more: Mapping[str, Any]) -> dict[str, Any]:
         """The options of a run on a data set, later sources over earlier ones: suite, data set, table, `more`."""
         known, images = self.suite.data[dataset], self.images(dataset, scale)
-        of_scale = (self.suite.paper, self.paper_scale) if scale == "paper" else (self.suite.lite, self.lite)
-        base = {"data": images.data or dataset, "domains": ",".join(images.images)}
-        table = self.data.get(dataset, PerData()).options
-        return merged(
-            base, self.suite.options, of_scale[0].options, known.options, images.options, self.options,
-            of_scale[1].options, table, *more,
-        )  # fmt: skip
+        of_suite = (self.suite.options, self.suite.scale.get(scale, {}))
+        of_data = (
+            {"data": images.data or dataset, "domains": ",".join(images.images)},
+            known.options,
+            images.options,
+        )
+        of_table = (self.options, self.scale.get(scale, {}), self.data.get(dataset, PerData()).options)
+        return merged(*of_suite, *of_data, *of_table, *more)
 
     def selected_datasets(self, names: Sequence[str] | None) -> list[str]:
         """All data sets, or those asked for."""
@@ -177,10 +185,16 @@ class Preset(_Declared):
 
 
 def merged(*sources: Mapping[str, Any]) -> dict[str, Any]:
-    """Options from several places, later ones first; `set` is merged key by key, an empty text takes an option away."""
+    """Options from several places, of which later ones go before earlier ones.
+
+    `set` is merged key by key; an empty text takes an option away; another model takes the settings of the one before
+    away.
+    """
     result: dict[str, Any] = {}
     settings: dict[str, Any] = {}
     for source in sources:
+        if source.get("model", result.get("model")) != result.get("model"):
+            settings = {key: value for key, value in settings.items() if not key.startswith("model.")}
         result |= {key: value for key, value in source.items() if key != "set"}
         settings |= source.get("set", {})
     return {key: value for key, value in result.items() if value != ""} | {"set": settings}
@@ -207,8 +221,13 @@ def find_preset(name: str) -> Preset:
 
 def _preset_files() -> dict[str, Traversable]:
     folders = (folder for folder in (files("protofed.experiments") / "presets").iterdir() if folder.is_dir())
-    return {f"{folder.name}.{file.name.removesuffix('.toml')}": file for folder in folders
-            if folder.name != "suites" for file in folder.iterdir() if file.name.endswith(".toml")}
+    return {
+        f"{folder.name}.{file.name.removesuffix('.toml')}": file
+        for folder in folders
+        if folder.name != "suites"
+        for file in folder.iterdir()
+        if file.name.endswith(".toml")
+    }
 
 
 def _read(file: Traversable) -> dict[str, Any]:

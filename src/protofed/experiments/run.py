@@ -62,8 +62,8 @@ def run(
         given = {**stored, **given}
     chosen = make_options(given)
     folder = RunFolder(Path(out) if out is not None else _free_name(chosen))
-    if not resume and folder.path.exists() and (not folder.path.is_dir() or any(folder.path.iterdir())):
-        raise UserError(f"{folder.path} exists already; give another --out, or --resume to continue the run in it")
+    if not resume:
+        folder.refuse_if_taken()
     with one_thread():
         assembly = assemble(chosen, folder.clients)
         if resume:
@@ -101,14 +101,14 @@ def _run(assembly: Assembly, folder: RunFolder, resume: bool, callbacks: list[An
             folder.write_json(
                 "run.json", {**assembly.description(), "personal_test": federation.evaluator.personal_test}
             )
-        _tell(callbacks, "run_start", result, federation.rounds_done)
+        tell(callbacks, "run_start", result, federation.rounds_done)
         for record in federation.rounds():
-            _tell(callbacks, "round_end", result, record)
+            tell(callbacks, "round_end", result, record)
     finally:
         engine.close()
     _write_results(federation, folder)
     folder.write_json("summary.json", _summary(assembly, folder.rounds(), time.perf_counter() - start))
-    _tell(callbacks, "run_end", result)
+    tell(callbacks, "run_end", result)
     return result
 
 
@@ -174,7 +174,8 @@ def _free_name(options: Options) -> Path:
     return next(path for path in candidates if not path.exists())
 
 
-def _tell(callbacks: list[Any], event: str, *arguments: Any) -> None:
+def tell(callbacks: Iterable[Any], event: str, *arguments: Any) -> None:
+    """Let those callbacks know that have a method for the event."""
     for callback in callbacks:
         if hasattr(callback, event):
             getattr(callback, event)(*arguments)

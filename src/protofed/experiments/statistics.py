@@ -6,44 +6,68 @@ from typing import Any
 
 from scipy.stats import ttest_rel
 
+_SAME = 1e-9
+"""Differences of accuracies below this are rounding."""
+
 
 def spread(values: Sequence[float]) -> dict[str, Any]:
     """Mean, standard deviation (None for a single seed) and every value."""
     return {"mean": mean(values), "std": stdev(values) if len(values) > 1 else None, "seeds": list(values)}
 
 
-def paired_tests(scores: Mapping[str, Sequence[float]], baseline: str) -> dict[str, dict[str, Any] | None]:
-    """Each method against the baseline over the same seeds, p-values corrected after Holm; None with one seed."""
-    reference = scores.get(baseline)
-    others = [name for name in scores if name != baseline]
-    if reference is None or len(reference) < 2:
-        return dict.fromkeys(others)
-    raw = {name: _p_value(scores[name], reference) for name in others}
-    corrected = _holm(raw)
+def partial_spread(values: Sequence[float | None]) -> dict[str, Any]:
+    """The same for figures that some seeds lack; a mean over the lucky ones would mislead, so there is none then."""
+    there = [value for value in values if value is not None]
+    complete = spread(there) if there and len(there) == len(values) else {"mean": None, "std": None}
+    return {**complete, "seeds": list(values), "reached": len(there)}
+
+
+def paired_tests(
+    scores: Mapping[str, Mapping[int, float] | Sequence[float]], baseline: str, confidence: float = 0.95
+) -> dict[str, dict[str, Any] | None]:
+    """Each method against the baseline over the seeds both have; p-values corrected after Holm.
+
+    `scores` are {method: {seed: score}}, or lists where all methods have the same seeds. None where there are fewer
+    than two seeds. Where the gap is the same for every seed a t-test says nothing: p is 1 if the gap is zero, else
+    None; it counts in the correction all the same.
+    """
+    by_seed = {name: dict(v if isinstance(v, Mapping) else enumerate(v)) for name, v in scores.items()}
+    reference = by_seed.pop(baseline, {})
+    tests: dict[str, dict[str, Any] | None] = {}
+    for name, found in by_seed.items():
+        seeds = sorted(found.keys() & reference.keys())
+        pairs = [(found[seed], reference[seed]) for seed in seeds]
+        tests[name] = _paired(pairs, confidence) if len(pairs) > 1 else None
+    family = [name for name, test in tests.items() if test is not None]
+    known = {name: test["p"] for name, test in tests.items() if test is not None and test["p"] is not None}
+    corrected = holm(known, len(family))
     return {
-        name: {
-            "difference": mean(scores[name]) - mean(reference),
-            "p": raw[name],
-            "p_holm": corrected[name],
-            "test": "paired t",
-        }
-        for name in others
+        name: None if test is None else {**test, "p_holm": corrected.get(name), "tests": len(family)}
+        for name, test in tests.items()
     }
 
 
-def _p_value(values: Sequence[float], reference: Sequence[float]) -> float:
-    """1 where every seed gives the same, for which a t statistic is undefined; 0 where the gap never varies."""
-    gaps = [value - other for value, other in zip(values, reference, strict=True)]
-    if max(gaps) == min(gaps):
-        return 1.0 if gaps[0] == 0 else 0.0
-    return float(ttest_rel(values, reference).pvalue)
+def holm(p_values: Mapping[str, float], family: int | None = None) -> dict[str, float]:
+    """Holm's step-down correction, which holds whatever the dependence between the tests.
 
-
-def _holm(p_values: Mapping[str, float]) -> dict[str, float]:
-    """Holm's step-down correction, which holds whatever the dependence between the tests."""
+    `family` says how many tests there are, where more were made than have a p-value.
+    """
+    count = len(p_values) if family is None else family
     corrected: dict[str, float] = {}
     largest = 0.0
     for rank, name in enumerate(sorted(p_values, key=lambda key: p_values[key])):
-        largest = max(largest, min(1.0, p_values[name] * (len(p_values) - rank)))
+        largest = max(largest, min(1.0, p_values[name] * (count - rank)))
         corrected[name] = largest
     return corrected
+
+
+def _paired(pairs: Sequence[tuple[float, float]], confidence: float) -> dict[str, Any]:
+    gaps = [value - other for value, other in pairs]
+    found: dict[str, Any] = {"difference": mean(gaps), "interval": None, "p": None, "seeds": len(gaps)}
+    if max(gaps) - min(gaps) > _SAME:
+        result = ttest_rel(*zip(*pairs, strict=True))
+        interval = result.confidence_interval(confidence)
+        found |= {"p": float(result.pvalue), "interval": [float(interval.low), float(interval.high)]}
+    elif abs(gaps[0]) <= _SAME:
+        found["p"] = 1.0
+    return {**found, "test": "paired t"}

@@ -87,7 +87,7 @@ class Federation:
         record = {
             "round": round + 1,
             "participants": participants,
-            "train_loss": _finite(sum(exchange.loss.values())),
+            "train_loss": _finite(sum(exchange.loss.values())) if exchange.samples else None,
             "loss_parts": {name: _finite(value) for name, value in exchange.loss.items()},
             "accuracy": accuracy,
             "validation": validation,
@@ -185,6 +185,7 @@ class _Exchange:
             self.loss[name] = self.loss.get(name, 0.0) + value * result.samples
 
     def average_losses(self) -> None:
+        """Over the samples of all clients, once all have been added."""
         self.loss = {name: value / self.samples for name, value in self.loss.items()}
 
     def left_out(self, client: str, failure: Failed) -> None:

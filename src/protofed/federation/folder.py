@@ -15,6 +15,9 @@ from protofed.clients import ClientStore, write_atomically
 from protofed.errors import InUse, UserError
 from protofed.records import Record, decode, encode
 
+_BEFORE_IT_BEGINS = {".lock", "clients", "checkpoint"}
+"""All that a run leaves behind that was killed before it had written what it is."""
+
 _held_locks: set[IO[str]] = set()
 
 
@@ -43,12 +46,18 @@ class RunFolder:
         """Where each client's state lies."""
         return self.store.folder
 
-    def create(self) -> None:
-        """Make the folder, which must not exist or be empty, and lock it."""
-        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+    def refuse_if_taken(self) -> None:
+        """A new run wants a path where nothing is, or what is left of one that was killed before it began."""
+        if not self.path.exists():
+            return
+        if not self.path.is_dir() or any(path.name not in _BEFORE_IT_BEGINS for path in self.path.iterdir()):
             raise UserError(f"{self.path} exists already; give another --out, or --resume to continue the run in it")
-        self.clients.mkdir(parents=True)
-        self._checkpoint.mkdir()
+
+    def create(self) -> None:
+        """Make the folder and lock it."""
+        self.refuse_if_taken()
+        self.clients.mkdir(parents=True, exist_ok=True)
+        self._checkpoint.mkdir(exist_ok=True)
         self.lock()
 
     def lock(self) -> None:

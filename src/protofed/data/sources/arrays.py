@@ -16,12 +16,13 @@ def images(pixels: NDArray[np.generic], labels: ArrayLike, where: str) -> Images
         raise UserError(f"{where} holds {pixels.dtype} of shape {pixels.shape}, not 8-bit images; download it again")
     if len(stacked) != len(y) or not len(y):
         raise UserError(f"{where} holds {len(stacked)} images and {len(y)} labels; download it again")
-    return Images(torch.from_numpy(np.ascontiguousarray(stacked.transpose(0, 3, 1, 2))), torch.from_numpy(y))
+    x = np.require(stacked.transpose(0, 3, 1, 2), requirements=["C", "W"])
+    return Images(torch.from_numpy(x), torch.from_numpy(y))
 
 
 def from_unit(values: NDArray[np.floating]) -> NDArray[np.uint8]:
     """Numbers between 0 and 1 as bytes; what strays beyond is cut off."""
-    return np.rint(np.clip(values, 0, 1) * 255).astype(np.uint8)
+    return np.asarray(np.rint(np.clip(values, 0, 1) * 255), dtype=np.uint8)
 
 
 def domain(name: str, train: Images, test: Images, classes: int) -> Domain:

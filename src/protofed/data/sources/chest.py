@@ -23,7 +23,7 @@ def read_shenzhen(folder: Path, size: Size) -> RawData:
 
 
 def read_india(folder: Path, size: Size) -> RawData:
-    """Dataset A of New Delhi: file names begin with n for normal and p for positive. Dataset B is DICOM, and not read."""
+    """Dataset A of New Delhi: file names begin with n for normal, p for positive. Dataset B is DICOM and not read."""
     pictures: list[Picture] = []
     for part in ("Training", "Testing"):
         for path in images_in(folder / part):

@@ -10,13 +10,15 @@ from protofed.data.sources.pictures import class_folders, read_pictures
 from protofed.data.sources.source import Size
 from protofed.data.sources.tables import find_image, first_match
 
+# The originals are 128x128, of which the papers use a quarter; the other digits are no larger.
+SYN_SIZE = (32, 32)
 TRAIN_FOLDERS = ("imgs_train", "train", "training", "trainset")
 TEST_FOLDERS = ("imgs_valid", "valid", "val", "test", "testing", "testset")
 
 
 def read_syn(folder: Path, size: Size) -> RawData:
     """Synthetic Digits: a folder per digit in a training and a validation folder, which serves as the test set."""
-    return read_pictures({"syn": _parts(folder)}, DIGITS, size)
+    return read_pictures({"syn": _parts(folder)}, DIGITS, size or SYN_SIZE)
 
 
 def read_mnist_m(folder: Path, size: Size) -> RawData:

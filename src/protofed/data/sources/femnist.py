@@ -26,7 +26,9 @@ def read_femnist(
     femnist_domains: Annotated[
         Literal["pooled", "writers"], "all writers as one domain, or a domain for each writer"
     ] = "pooled",
-    femnist_writers: Annotated[int, Field(ge=0), "use only so many writers, in the order of their names; 0 for all"] = 0,
+    femnist_writers: Annotated[
+        int, Field(ge=0), "use only so many writers, in the order of their names; 0 for all"
+    ] = 0,
 ) -> RawData:
     """The 62 characters of LEAF, with LEAF's own division into training and test samples."""
     train, test = _part(folder, "train", femnist_writers), _part(folder, "test", femnist_writers)
@@ -38,9 +40,7 @@ def read_femnist(
         raise UserError(f"{folder}: no writer is in train and in test; use --set data.femnist_domains=pooled")
     left = len(train.keys() | test.keys()) - len(both)
     warnings = (f"{left} writers are left out, because they are in train or in test only",) if left else ()
-    domains: dict[str, Domain] = {
-        writer: domain(writer, train[writer], test[writer], len(CLASSES)) for writer in both
-    }
+    domains: dict[str, Domain] = {writer: domain(writer, train[writer], test[writer], len(CLASSES)) for writer in both}
     return RawData(CLASSES, domains, warnings=warnings)
 
 

@@ -20,7 +20,9 @@ _UNSIGNED_BYTES = 8
 
 def read_mnist(folder: Path, _: Size) -> RawData:
     """MNIST with its official test set."""
-    train, test = (_part(folder, f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte") for part in ("train", "t10k"))
+    train, test = (
+        _part(folder, f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte") for part in ("train", "t10k")
+    )
     return RawData(DIGITS, {"mnist": domain("mnist", train, test, len(DIGITS))})
 
 
@@ -34,10 +36,11 @@ def read_emnist(
     stem = f"emnist-{emnist_split}"
     classes = _mapping(folder / f"{stem}-mapping.txt")
     train, test = (
-        _part(folder, f"{stem}-{part}-images-idx3-ubyte", f"{stem}-{part}-labels-idx1-ubyte") for part in ("train", "test")
+        _part(folder, f"{stem}-{part}-images-idx3-ubyte", f"{stem}-{part}-labels-idx1-ubyte")
+        for part in ("train", "test")
     )
-    upright = (Images(part.x.transpose(2, 3).contiguous(), part.y) for part in (train, test))
-    return RawData(classes, {"emnist": domain("emnist", *upright, len(classes))})
+    train, test = (Images(part.x.transpose(2, 3).contiguous(), part.y) for part in (train, test))
+    return RawData(classes, {"emnist": domain("emnist", train, test, len(classes))})
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:

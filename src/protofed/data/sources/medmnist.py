@@ -45,7 +45,11 @@ MED_SETS = (
         "dermamnist",
         "skin lesions",
         (
-            *("actinic keratoses and intraepithelial carcinoma", "basal cell carcinoma", "benign keratosis-like lesions"),
+            *(
+                "actinic keratoses and intraepithelial carcinoma",
+                "basal cell carcinoma",
+                "benign keratosis-like lesions",
+            ),
             *("dermatofibroma", "melanoma", "melanocytic nevi", "vascular lesions"),
         ),
         (7007, 1003, 2005),
@@ -100,15 +104,9 @@ MED_SETS = (
         (165466, 23640, 47280),
         "ebe78ee8b05294063de985d821c1c34b",
     ),
-    MedSet(
-        "organamnist", "organs in axial CT", ORGANS, (34581, 6491, 17778), "866b832ed4eeba67bfb9edee1d5544e6"
-    ),
-    MedSet(
-        "organcmnist", "organs in coronal CT", ORGANS, (13000, 2392, 8268), "0afa5834fb105f7705a7d93372119a21"
-    ),
-    MedSet(
-        "organsmnist", "organs in sagittal CT", ORGANS, (13940, 2452, 8829), "e5c39f1af030238290b9557d9503af9d"
-    ),
+    MedSet("organamnist", "organs in axial CT", ORGANS, (34581, 6491, 17778), "866b832ed4eeba67bfb9edee1d5544e6"),
+    MedSet("organcmnist", "organs in coronal CT", ORGANS, (13000, 2392, 8268), "0afa5834fb105f7705a7d93372119a21"),
+    MedSet("organsmnist", "organs in sagittal CT", ORGANS, (13940, 2452, 8829), "e5c39f1af030238290b9557d9503af9d"),
 )
 
 
@@ -134,7 +132,7 @@ def med_reader(med: MedSet) -> Callable[[Path, Size], RawData]:
 
 
 def _fitting(folder: Path, stem: str, size: Size) -> Path:
-    """The smallest file that has the size asked for; the largest there is where none has, the smallest without a wish."""
+    """The smallest file with the size asked for, or else the largest there is; without a wish the smallest."""
     names = {side: folder / (f"{stem}.npz" if side == 28 else f"{stem}_{side}.npz") for side in _SIDES}
     present = {side: path for side, path in names.items() if path.is_file()}
     enough = [side for side in present if size is None or side >= max(size)]

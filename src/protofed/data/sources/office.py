@@ -1,13 +1,14 @@
 """Office-Caltech10 and PACS: a folder per domain, in it a folder per class."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 from protofed.data.files import LabelledFile, class_order
 from protofed.data.images import RawData
 from protofed.data.sources.arrays import damaged
-from protofed.data.sources.pictures import PHOTO_SIZE, class_folders, every_tenth, read_pictures
+from protofed.data.sources.pictures import EVERY_TENTH, PHOTO_SIZE, class_folders, every_tenth, read_pictures
 from protofed.data.sources.source import Size
 from protofed.data.sources.tables import first_match
 from protofed.errors import UserError
@@ -44,7 +45,9 @@ def read_pacs(
             trained = [file for file in parts if file.part == "train"]
             parts = [*trained, *(LabelledFile(picture.path, picture.label, "test") for picture in everything)]
         files[name] = parts
-    return read_pictures(files, PACS_CLASSES, size or PHOTO_SIZE)
+    split = EVERY_TENTH if pacs_split == "tenth" else "the official train and crossval lists"
+    tested = "tested on what is held out" if pacs_test == "heldout" else "tested on the whole domain"
+    return replace(read_pictures(files, PACS_CLASSES, size or PHOTO_SIZE), source=f"{split}; {tested}")
 
 
 def _kfold(folder: Path, domain: str) -> list[LabelledFile]:

@@ -32,7 +32,9 @@ def options_of(reader: Reader) -> dict[str, DataOption]:
     options: dict[str, DataOption] = {}
     for parameter in keywords:
         if parameter.name not in hints:
-            raise UserError(f"the setting {parameter.name!r} of a data reader needs a type, such as {parameter.name}: int")
+            raise UserError(
+                f"the setting {parameter.name!r} of a data reader needs a type, such as {parameter.name}: int"
+            )
         hint = hints[parameter.name]
         base, *notes = get_args(hint) if get_origin(hint) is Annotated else (hint,)
         description = next((note for note in notes if isinstance(note, str)), "")

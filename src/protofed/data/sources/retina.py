@@ -88,7 +88,9 @@ def read_eyepacs(folder: Path, size: Size, *, circle_crop: CircleCrop = False) -
 
 def _usable(row: Row) -> bool:
     shows_both = row["field"].lower() in _FIELD_WITH_BOTH
-    return shows_both and row["quality"].lower() in _GOOD_ENOUGH and row["grade"] not in ("", "nan") and bool(row["site"])
+    return (
+        shows_both and row["quality"].lower() in _GOOD_ENOUGH and row["grade"] not in ("", "nan") and bool(row["site"])
+    )
 
 
 def _picture(table: Path, row: Row, folders: list[Path], owner: str = "") -> Picture:

@@ -100,10 +100,12 @@ class Original(Source):
         if folder is None:
             raise self.missing(root)
         raw = self.read(folder, size, **settings)
-        origin = f"original files of {self.name} in folder {folder.relative_to(root).as_posix()}; split: {self.split}"
+        # A reader whose settings change the split says in `source` which it made.
+        origin = [f"original files of {self.name} in folder {folder.relative_to(root).as_posix()}"]
+        origin += [f"split: {raw.source or self.split}", *(f"{key}={value}" for key, value in settings.items())]
         # Settings may change how many images there are.
         warnings = raw.warnings if settings else (*raw.warnings, *self._odd_counts(raw))
-        return replace(raw, source=origin, licence=self.terms, warnings=warnings)
+        return replace(raw, source="; ".join(origin), licence=self.terms, warnings=warnings)
 
     def missing(self, root: Path | None) -> UserError:
         """What is lacking, and where to get it."""
@@ -119,7 +121,9 @@ class Original(Source):
     def wrong_files(self, root: Path) -> list[str]:
         """Files whose checksum is known and not met."""
         folder = self.locate(root)
-        known = {path: self.md5[path.name] for path in sorted(folder.rglob("*")) if path.name in self.md5} if folder else {}
+        known = (
+            {path: self.md5[path.name] for path in sorted(folder.rglob("*")) if path.name in self.md5} if folder else {}
+        )
         return [path.name for path, expected in known.items() if _digest(path) != expected]
 
     def within(self, folder: str) -> "Original":
@@ -195,7 +199,9 @@ class Benchmark(Source):
         domains: dict[str, Domain] = {}
         for name, raw in read.items():
             if raw.classes != read[first].classes:
-                raise UserError(f"{name} has other classes than {first}; leave one out with --set data.members=NAME,NAME")
+                raise UserError(
+                    f"{name} has other classes than {first}; leave one out with --set data.members=NAME,NAME"
+                )
             domains |= raw.domains
             warnings += raw.warnings
         return RawData(
@@ -208,7 +214,9 @@ class Benchmark(Source):
 
     def missing(self, root: Path | None) -> UserError:
         """That none of the members is there."""
-        where = "is read from original files under --data-root ROOT" if root is None else f"is not in the data root {root}"
+        where = (
+            "is read from original files under --data-root ROOT" if root is None else f"is not in the data root {root}"
+        )
         names = ", ".join(self.members)
         return UserError(
             f"data {self.name} {where}: put the files of {names} there; `protofed data {self.name}` says more"

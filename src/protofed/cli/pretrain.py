@@ -1,0 +1,41 @@
+"""`protofed pretrain`: weights for --weights, by centralised training."""
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from protofed.cli.options import takes_run_options
+from protofed.cli.output import ProgressBar, console, percent
+from protofed.errors import UserError
+from protofed.experiments.pretrain import DEFAULT_EPOCHS, pretrain
+
+_FEDERATED = ("method", "rounds", "epochs", "plan", "ensemble", "participation", "preset", "evaluate_local")
+
+
+@takes_run_options(without=_FEDERATED)
+def pretrain_command(
+    *,
+    given: dict[str, Any],
+    out: Annotated[str, typer.Option("--out", help="the file to write, .safetensors")],
+    epochs: Annotated[int, typer.Option("--epochs", min=1, help="passes over all images")] = DEFAULT_EPOCHS,
+    quiet: Annotated[bool, typer.Option("--quiet", help="say nothing but warnings")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print the summary as JSON, and nothing else")] = False,
+) -> None:
+    """Train one model on all images of a data set and write its weights, for --weights of other commands.
+
+    Example: protofed pretrain --data cifar10 --data-root DATA --model resnet10 --epochs 30 --out backbone.safetensors
+    """
+    if "data" not in given:
+        raise UserError("pretrain needs --data, the images to learn from")
+    progress = ProgressBar()
+    try:
+        done = pretrain(out=out, epochs=epochs, callbacks=[] if quiet or as_json else [progress], **given)
+    finally:
+        progress.stop()
+    summary = done.summary
+    if as_json:
+        print(json.dumps(summary))
+    elif not quiet:
+        accuracy = percent(summary["accuracy_final"]["global"]["average"])
+        console().print(f"accuracy {accuracy} % on test images; weights written to {out}, their run to {done.path}")

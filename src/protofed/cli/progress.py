@@ -1,0 +1,97 @@
+"""What a person sees while many runs go on side by side: a bar for each on a terminal, lines elsewhere."""
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from protofed.cli.output import progress_of
+from protofed.experiments import Run
+from protofed.experiments.schedule import Job
+
+
+class ManyRuns:
+    """Callback of comparisons and sweeps."""
+
+    def __init__(self, describe: Callable[[dict[str, Any]], str] = progress_of) -> None:
+        self._describe = describe
+        self._titles: dict[Path, str] = {}
+        self._rounds: dict[Path, int] = {}
+        self._bars: dict[Path, TaskID] = {}
+        self._progress: Progress | None = None
+        self._complete = self._total = 0
+
+    def runs_start(self, jobs: Sequence[Job], unfinished: Sequence[Job]) -> None:
+        """How much there is to do."""
+        self._titles = {job.path: job.title for job in jobs}
+        self._total, self._complete = len(unfinished), 0
+        rest = len(jobs) - len(unfinished)
+        print(
+            f"{len(unfinished)} runs to do" + (f", {rest} are complete or left to others" if rest else ""), flush=True
+        )
+        if unfinished and sys.stdout.isatty():
+            self._progress = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[status]}"),
+                TimeRemainingColumn(compact=True),
+                console=Console(highlight=False),
+                # No thread that draws: processes are forked while the bars are up.
+                auto_refresh=False,
+            )
+            self._progress.start()
+            self._all = self._progress.add_task("all runs", total=self._total, status="")
+
+    def run_start(self, run: Run, rounds_done: int) -> None:
+        """One more is under way."""
+        config = run.config
+        self._rounds[run.path] = rounds = len(config["plan"]["epochs"])
+        title = self._titles[run.path]
+        if self._progress is not None:
+            self._bars[run.path] = self._progress.add_task(title, total=rounds, completed=rounds_done, status="")
+            self._progress.refresh()
+        else:
+            resumed = f", {rounds_done} of them done before" if rounds_done else ""
+            print(f"{title}: {rounds} rounds, {len(config['partition']['clients'])} clients{resumed}", flush=True)
+
+    def round_end(self, run: Run, record: dict[str, Any]) -> None:
+        """Where one of them stands."""
+        status = self._describe(record)
+        if self._progress is not None:
+            self._progress.update(self._bars[run.path], advance=1, status=status)
+            self._progress.refresh()
+        else:
+            stands = f"round {record['round']}/{self._rounds[run.path]}"
+            print(f"{self._titles[run.path]}: {stands}  {status}  {record['seconds']['total']:.1f} s", flush=True)
+
+    def run_end(self, run: Run) -> None:
+        """A result."""
+        self._complete += 1
+        self._leave(run, f"complete ({self._complete} of {self._total})")
+
+    def run_failed(self, run: Run, reason: str) -> None:
+        """No result."""
+        self._leave(run, f"no result: {reason}")
+
+    def stop(self) -> None:
+        """Leave the terminal as it was, also after an interruption."""
+        if self._progress is not None:
+            with suppress(Exception):
+                self._progress.stop()
+            self._progress = None
+
+    def _leave(self, run: Run, text: str) -> None:
+        line = f"{self._titles[run.path]}: {text}"
+        if self._progress is None:
+            print(line, flush=True)
+            return
+        if run.path in self._bars:
+            self._progress.remove_task(self._bars.pop(run.path))
+        self._progress.update(self._all, advance=1)
+        self._progress.console.print(line)
+        self._progress.refresh()

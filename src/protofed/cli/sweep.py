@@ -1,0 +1,67 @@
+"""`protofed sweep`: search for hyper-parameters on validation data."""
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from protofed.cli.compare import complain, numbers
+from protofed.cli.options import takes_run_options
+from protofed.cli.output import console, percent, show_table
+from protofed.cli.progress import ManyRuns
+from protofed.experiments import sweep
+
+
+@takes_run_options(without=("method",))
+def sweep_command(
+    *,
+    given: dict[str, Any],
+    method: Annotated[str, typer.Argument(help="a method's name, or file.py:Class")],
+    over: Annotated[
+        list[str],
+        typer.Option("--over", metavar="KEY=VALUES", help="V1,V2,... or, with --random, LOW..HIGH[:log][:int]; repeat"),
+    ],
+    out: Annotated[str, typer.Option("--out", help="folder of the sweep; finished runs in it are not repeated")],
+    random: Annotated[int | None, typer.Option("--random", help="draw N combinations instead of trying all")] = None,
+    seeds: Annotated[str | None, typer.Option("--seeds", help="for example 0,1,2 [default: --seed]")] = None,
+    score: Annotated[str, typer.Option("--score", help="last (mean of 5) or best evaluated round")] = "last",
+    shard: Annotated[
+        str | None, typer.Option("--shard", metavar="K/N", help="do the K-th of N parts; machines share --out")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="say nothing but warnings")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print sweep.json, and nothing else")] = False,
+) -> int:
+    """Search for hyper-parameters of a method, by accuracy on images kept from training; never on test images.
+
+    Example: protofed sweep i2pfl --over tau=0.05,0.07,0.1 --over lr=0.01,0.03 --rounds 10 --out my-sweep
+    """
+    progress = ManyRuns(_validation)
+    try:
+        result = sweep(
+            method,
+            over,
+            out=out,
+            random=random,
+            seeds=None if seeds is None else numbers(seeds),
+            score=score,  # type: ignore[arg-type]  # checked there
+            shard=shard,
+            callbacks=[] if quiet or as_json else [progress],
+            **given,
+        )
+    finally:
+        progress.stop()
+    if as_json:
+        print(json.dumps(result.content))
+    elif not quiet:
+        console().print()
+        show_table("Accuracy (%) on validation data", *result.table())
+        for line in result.missing():
+            console().print(f"missing: {line}")
+        console().print(result.winner())
+        console().print(f"written to {result.path}")
+    return complain(result.failures)
+
+
+def _validation(record: dict[str, Any]) -> str:
+    """What may be seen of a round while the search goes on."""
+    return f"validation {percent(record['validation'])} %"
