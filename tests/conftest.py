@@ -14,13 +14,23 @@ import torch
 from torch import Tensor, nn
 
 import protofed
-from protofed import At, Plan
+from protofed import At, Plan, registry
+from protofed.data import catalog as data_catalog
 from protofed.models import Split
+from protofed.models import catalog as model_catalog
 from protofed.models.net import Net
 from protofed.testing import results_of, toy_data
 
 DataFactory = Callable[..., str]
 RunFactory = Callable[..., protofed.Run]
+
+
+@pytest.fixture(autouse=True)
+def own_registries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test registers is forgotten after it."""
+    registry.method_names()  # ours are registered when first asked for, and must not be forgotten
+    for module, name in ((data_catalog, "_REGISTRY"), (model_catalog, "_models"), (registry, "_methods")):
+        monkeypatch.setattr(module, name, dict(getattr(module, name)))
 
 
 @pytest.fixture(autouse=True, scope="session")

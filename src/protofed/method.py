@@ -266,6 +266,10 @@ class Method:
         base, own = self.global_weights(server), upload.weights.value
         return own if base is None else Weights({**base.params, **own.params}, {**base.stats, **own.stats})
 
+    def member_weight(self, at: At) -> float:
+        """How much a client's model counts in an ensemble, relative to the others."""
+        return 1.0
+
     def global_prototypes(self, server: Any) -> ClassTable | None:
         """The server's class prototypes, or None where the method has none."""
         return next((value for value in vars(server).values() if isinstance(value, ClassTable)), None)

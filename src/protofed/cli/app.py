@@ -72,7 +72,10 @@ def _terminate(_signal: int, _frame: FrameType | None) -> NoReturn:
 
 
 def _stopped(code: int) -> int:
-    print("stopped; finished rounds are kept, and --resume continues after them", file=sys.stderr)
+    print(
+        "stopped; finished rounds are kept: run goes on with --resume, compare and sweep with the same words",
+        file=sys.stderr,
+    )
     return code
 
 

@@ -3,7 +3,7 @@
 import traceback
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,7 +17,9 @@ from protofed.clients.training import train
 from protofed.method import At
 from protofed.models import everything, nothing
 from protofed.models.net import Net
-from protofed.records import Message, Nothing, Record, decode, encode
+from protofed.records import Message, Nothing, Record, decode, encode, map_tensors
+
+R = TypeVar("R", bound=Record)
 
 
 class ClientSide:
@@ -26,7 +28,7 @@ class ClientSide:
     def __init__(self, setting: Setting, templates: Templates) -> None:
         self._setting = setting
         self._templates = templates
-        self._nets = [Net(deepcopy(model)) for model in setting.models]
+        self._nets = [Net(deepcopy(model).to(setting.device)) for model in setting.models]
         self._store = ClientStore(setting.clients_folder)
         self._received: tuple[Message, Record] | None = None
 
@@ -79,7 +81,7 @@ class ClientSide:
     def _open(self, message: Message, like: Record, sender: str) -> Any:
         """The record in a message, decoded once for all clients that receive the same bytes."""
         if self._received is None or self._received[0] is not message:
-            self._received = (message, decode(message.blob, like, sender))
+            self._received = (message, self._here(decode(message.blob, like, sender)))
         return self._received[1]
 
     def _enter(self, client: str, round: int, down: Any | None) -> tuple[Net, ClientState]:
@@ -90,10 +92,16 @@ class ClientSide:
         replaced = down is not None and loads == everything and not _remembers(fresh)
         # What the broadcast replaces as a whole need not be read.
         state = fresh if replaced else self._store.read(client, round, fresh) or fresh
+        state = self._here(state)
         net.load(state.model)
         if down is not None and loads != nothing:
             net.load(down.weights, loads)
         return net, state
+
+    def _here(self, record: R) -> R:
+        """The record on the device clients compute on; messages and states at rest are on the CPU."""
+        device = self._setting.device
+        return record if device.type == "cpu" else map_tensors(record, lambda tensor: tensor.to(device))
 
     def _enter_server(self, round: int, message: Message) -> tuple[Net, At]:
         """Load the complete model that comes with a job."""

@@ -45,7 +45,7 @@ def rehearse(setting: Setting) -> Templates:
     """The initial server and client states, and what would travel if a client held two blank images."""
     method = setting.method
     net = Net(deepcopy(setting.model))
-    at = setting.at(0, next(iter(setting.sizes)))
+    at = replace(setting, device=torch.device("cpu")).at(0, next(iter(setting.sizes)))
     server = method.server_state(net, replace(at, client=None))
     down = method.broadcast(server, at)
     memory = method.client_state(net, at)
@@ -54,7 +54,7 @@ def rehearse(setting: Setting) -> Templates:
     shape = (_BLANKS, *setting.dataset.image_shape)
     labels = torch.arange(_BLANKS) % at.classes
     blank = Images(torch.zeros(shape, dtype=torch.uint8), labels)
-    samples = ClientSamples(blank, setting.dataset.normalise, Augment(), setting.dtype, setting.device)
+    samples = ClientSamples(blank, setting.dataset.normalise, Augment(), setting.dtype, torch.device("cpu"))
     with torch.no_grad(), net.eval():
         notes = method.observe(net, next(samples.batches())[0], samples.y)
     upload, _ = method.upload(

@@ -21,7 +21,7 @@ class Setting:
     method: Method
     plan: Plan
     models: tuple[Split, ...]
-    """At their initial weights, which nobody changes: whoever trains takes a copy. Clients have them in turn."""
+    """At their initial weights and on the CPU: whoever trains takes a copy. Clients have them in turn."""
     dataset: Dataset
     partition: Partition
     clients_folder: Path
@@ -69,7 +69,7 @@ class Setting:
             seed=self.seed,
             round=round,
             client=client,
-            held=torch.ones(classes) if client is None else self._held(client),
+            held=(torch.ones(classes) if client is None else self._held(client)).to(self.device),
         )
 
     def samples(self, client: str) -> ClientSamples:

@@ -18,6 +18,7 @@ from protofed.data.catalog import data_options
 from protofed.engines import choose_engine
 from protofed.errors import UserError, unknown_name
 from protofed.experiments.options import Options
+from protofed.method import At, Method
 from protofed.models import Split, WeightsReport, build_model, describe, load_weights, nothing, to_common_length
 from protofed.registry import find_method, in_words, load_plugin, make_method
 from protofed.seeding import stable_seed
@@ -137,7 +138,7 @@ def assemble(options: Options, clients_folder: Path) -> Assembly:
     setting = Setting(
         method=method,
         plan=method.plan(options.training_plan()),
-        models=tuple(base.to(device, getattr(torch, options.dtype)) for base in bases),
+        models=tuple(base.to(getattr(torch, options.dtype)) for base in bases),
         dataset=dataset,
         partition=partition,
         clients_folder=clients_folder,
@@ -149,13 +150,13 @@ def assemble(options: Options, clients_folder: Path) -> Assembly:
         device=device,
     )
     with _keyed(options.seed, "build"):
-        built = tuple(method.build(base, setting.at(0, None)) for base in setting.models)
+        built = tuple(_built(options, method, base, setting.at(0, None)) for base in setting.models)
         # What a method adds is made by torch in its default precision.
-        setting = replace(setting, models=tuple(model.to(device, setting.dtype) for model in built))
+        setting = replace(setting, models=tuple(model.to(setting.dtype) for model in built))
     templates = rehearse(setting)
     _refuse_impossible(options, setting, templates)
     engine, workers = choose_engine(options.engine, options.workers, len(partition.clients), options.device)
-    warnings = (*dataset.warnings, *partition.warnings, *_random_parts(options, setting))
+    warnings = (*dataset.warnings, *partition.warnings, *_random_parts(options, setting), *_own_plan(options, setting))
     return Assembly(options, setting, templates, engine, workers, warnings, report)
 
 
@@ -178,6 +179,22 @@ def _base_models(options: Options, dataset: Dataset) -> tuple[list[Split], Weigh
     if len(models) > 1:
         raise UserError("--weights fits one architecture; leave it out, or give one --model")
     return models, load_weights(models[0], options.weights)
+
+
+def _built(options: Options, method: Method, base: Split, at: At) -> Split:
+    """The method's own model; a model it cannot use is refused in its name."""
+    try:
+        return method.build(base, at)
+    except UserError as error:
+        raise UserError(f"{options.method}: {error}") from None
+
+
+def _own_plan(options: Options, setting: Setting) -> list[str]:
+    """A warning where the method trains by a plan of its own."""
+    if setting.plan.epochs == options.training_plan().epochs:
+        return []
+    epochs = ",".join(map(str, setting.plan.epochs))
+    return [f"{options.method} follows a plan of its own: {setting.plan.rounds} rounds of {epochs} local epochs"]
 
 
 def _random_parts(options: Options, setting: Setting) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from protofed.clients import write_atomically
 from protofed.engines import make_engine
@@ -117,10 +117,10 @@ def _write_results(federation: Federation, folder: RunFolder) -> None:
     method, server = federation.setting.method, federation.server
     weights = method.global_weights(server)
     if weights is not None:
-        save_file({name: tensor.cpu() for name, tensor in weights.tensors().items()}, folder.path / "model.safetensors")
+        write_atomically(folder.path / "model.safetensors", save(weights.tensors()))
     table = method.global_prototypes(server)
     if table is not None:
-        save_file({"rows": table.rows.cpu(), "count": table.count.cpu()}, folder.path / "prototypes.safetensors")
+        write_atomically(folder.path / "prototypes.safetensors", save({"rows": table.rows, "count": table.count}))
     newcomer = federation.broadcast(federation.setting.plan.rounds, None)
     write_atomically(folder.path / "broadcast.safetensors", encode(newcomer, "server").blob)
 

@@ -154,15 +154,14 @@ class Federation:
         package = None if weights is None else encode(GlobalModel(weights, newcomer), "server")
         ensemble = [
             Member(client, share, encode(GlobalModel(members[client], newcomer), client))
-            for client, share in self._ensemble_shares(list(members)).items()
+            for client, share in self._ensemble_shares(round, list(members)).items()
         ]
         accuracy = self.evaluator.evaluate(round, package, post.message_to, ensemble, self._watch.evaluate_local)
         return accuracy, self.evaluator.validate(round, post.message_to)
 
-    def _ensemble_shares(self, members: list[str]) -> dict[str, float]:
-        """How much each member counts: all the same, or by samples where the method says so."""
-        by_size = getattr(self.setting.method, "ensemble_weights", "uniform") == "size"
-        weights = {client: self.setting.sizes[client] if by_size else 1 for client in members}
+    def _ensemble_shares(self, round: int, members: list[str]) -> dict[str, float]:
+        """How much each member counts, as the method says; they sum to 1."""
+        weights = {client: self.setting.method.member_weight(self.setting.at(round, client)) for client in members}
         return {client: weight / sum(weights.values()) for client, weight in weights.items()}
 
 

@@ -257,6 +257,10 @@ class FewShotFedMP(FedMP):
         """The method's own stages."""
         return replace(plan, epochs=epochs_in(self.epochs))
 
+    def member_weight(self, at: At) -> float:
+        """Equal, or by samples."""
+        return float(at.size) if self.ensemble_weights == "size" else 1.0
+
     def quota(self, at: At) -> int:
         """Nobody will use embeddings that come with the final models."""
         return 0 if at.round == at.rounds - 1 else super().quota(at)
