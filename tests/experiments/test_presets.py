@@ -15,7 +15,28 @@ SLIPS = {
     ("i2pfl.table3", "copa", "pacs"),
 }
 
-EXPECTED = ["conffedproto.figure4", "conffedproto.table1", "conffedproto.table2", "fedadapterproto.external", "fedadapterproto.table1", "fedmp.table1", "fedmp.table2", "fedmp.table3", "fedmp.table4", "i2pfl.figure5", "i2pfl.figure6", "i2pfl.figure7", "i2pfl.figure8", "i2pfl.figure9", "i2pfl.table2", "i2pfl.table3", "i2pfl.table4", "i2pfl.table5", "i2pfl.table6", "i2pfl.table7"]
+EXPECTED = [
+    "conffedproto.figure4",
+    "conffedproto.table1",
+    "conffedproto.table2",
+    "fedadapterproto.external",
+    "fedadapterproto.table1",
+    "fedmp.table1",
+    "fedmp.table2",
+    "fedmp.table3",
+    "fedmp.table4",
+    "i2pfl.figure5",
+    "i2pfl.figure6",
+    "i2pfl.figure7",
+    "i2pfl.figure8",
+    "i2pfl.figure9",
+    "i2pfl.table2",
+    "i2pfl.table3",
+    "i2pfl.table4",
+    "i2pfl.table5",
+    "i2pfl.table6",
+    "i2pfl.table7",
+]
 
 
 def columns(preset, dataset, scale):
@@ -132,8 +153,14 @@ def test_later_options_go_before_earlier_ones():
     assert merged(first, {"model": "mlp"})["set"] == {"tau": 1}, "settings of another model do not fit"
 
 
+def test_rows_are_chosen_by_title_or_method():
+    components, prototypes = find_preset("i2pfl.table4"), find_preset("i2pfl.table5")
+    assert [row.title for row in components.selected_rows(["fedavg", "i2pfl"])] == ["fedavg", "i2pfl"]
+    assert [row.title for row in prototypes.selected_rows(["i2pfl"])] == ["averaging", "clustering", "reweighting"]
+
+
 def test_unknown_names_are_answered_with_suggestions():
-    with pytest.raises(UserError, match="did you mean .*i2pfl.table2"):
+    with pytest.raises(UserError, match=r"did you mean .*i2pfl\.table2"):
         find_preset("i2pfl.tabel2")
     preset = find_preset("i2pfl.table2")
     with pytest.raises(UserError, match="did you mean office_caltech10"):

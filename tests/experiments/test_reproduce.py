@@ -146,7 +146,7 @@ def test_communication_of_fedmp_is_what_it_prints(methods):
         assert exact >= counted
 
 
-def test_partition_of_figure_4(data_root, tmp_path):
+def test_partition_of_figure_4(tmp_path):
     toy_data(tmp_path / "cifar10", ["cifar10"], classes=10, train=500, test=10, channels=3)
     (table,) = reproduce("conffedproto.figure4", data_root=str(tmp_path)).tables()
     assert len(table.rows) == 10
@@ -156,8 +156,11 @@ def test_partition_of_figure_4(data_root, tmp_path):
 
 @pytest.mark.parametrize("name", list(SMALLEST))
 def test_dry_run_of_every_preset(name):
-    estimates = dry_run(name, datasets=[SMALLEST[name]])
-    assert [each.row for each in estimates] == [row.title for row in find_preset(name).rows] or ["fedavg"]
+    # Figures repeat the rows of tables, or one method with many values.
+    rows = [row.title for row in find_preset(name).rows]
+    chosen = rows[-3:] if ".figure" in name else rows
+    estimates = dry_run(name, datasets=[SMALLEST[name]], methods=chosen)
+    assert [each.row for each in estimates] == (chosen or ["fedavg"])
     for each in estimates:
         assert each.seconds > 0
         assert each.memory > 0

@@ -4,7 +4,8 @@ from protofed.data.augment import AUGMENTATIONS, Augment
 from protofed.data.catalog import DataInfo, DataSummary, DomainSummary, available, describe, load, register_data
 from protofed.data.images import Dataset, Domain, Images, RawData
 from protofed.data.normalise import NORMALISATIONS, Normalise
-from protofed.data.partitions import Partition, make_partition
+from protofed.data.partition import Partition
+from protofed.data.protocols import make_partition
 
 __all__ = [
     "AUGMENTATIONS",

@@ -176,12 +176,14 @@ class Preset(_Declared):
         return [name for name in self.datasets if not names or name in names]
 
     def selected_rows(self, names: Sequence[str] | None) -> list[Row]:
-        """All rows, or those asked for by their title or by their method."""
-        known = {row.title for row in self.rows} | {row.method for row in self.rows}
+        """All rows, or those asked for: a row by its title, all variants by the name of their method."""
+        titles = {row.title for row in self.rows}
+        known = titles | {row.method for row in self.rows}
         for name in names or ():
             if name not in known:
                 raise unknown_name(f"method of {self.name}", name, known)
-        return [row for row in self.rows if not names or row.title in names or row.method in names]
+        by_method = set(names or ()) - titles
+        return [row for row in self.rows if not names or row.title in names or row.method in by_method]
 
 
 def merged(*sources: Mapping[str, Any]) -> dict[str, Any]:
