@@ -109,6 +109,15 @@ def test_both_views_of_label_skew_are_kept_apart(tiny, tmp_path):
     assert personal.rows[1][3].endswith("(98.91)")
 
 
+def test_some_columns_can_be_chosen(tiny, tmp_path):
+    chosen = {"datasets": "mnist", "methods": "conffedproto", "out": tmp_path}
+    (table,) = tiny("conffedproto.table1", columns="alpha=0.5", **chosen).tables()
+    assert table.columns[1:3] == ["alpha=0.5", "average"]
+    assert table.rows[0][1].endswith("(98.91)")
+    with pytest.raises(UserError, match=r"did you mean alpha=0\.5"):
+        tiny("conffedproto.table1", columns="alpha=.5", **chosen)
+
+
 def test_merged_test_sets_and_external_sites(tiny, tmp_path):
     found = tiny("fedmp.table3", methods="fedavg", out=tmp_path / "dr")
     entry = found.content["datasets"]["dr"]["methods"]["fedavg"]

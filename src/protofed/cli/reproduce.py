@@ -23,6 +23,9 @@ def reproduce_command(
     scale: Annotated[str, typer.Option("--scale", help="lite, or paper: the published setting")] = "lite",
     datasets: Annotated[str | None, typer.Option("--datasets", help="only these, for example digits,pacs")] = None,
     methods: Annotated[str | None, typer.Option("--methods", help="only these rows, for example fedavg,i2pfl")] = None,
+    columns: Annotated[
+        str | None, typer.Option("--columns", help="only these of columns with runs of their own: alpha=0.1,alpha=0.5")
+    ] = None,
     seeds: Annotated[str | None, typer.Option("--seeds", help="for example 0,1,2 [default: the table's]")] = None,
     out: Annotated[str | None, typer.Option("--out", help="folder; finished runs in it are not repeated")] = None,
     shard: Annotated[
@@ -55,6 +58,7 @@ def reproduce_command(
             scale=scale,
             datasets=datasets,
             methods=methods,
+            columns=columns,
             seeds=None if seeds is None else numbers(seeds),
             shard=shard,
             callbacks=[] if quiet or as_json else [progress],

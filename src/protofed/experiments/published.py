@@ -156,6 +156,14 @@ class Preset(_Declared):
             for value in self.over.values_at(scale, self.domains(dataset, scale))
         }
 
+    def selected_conditions(self, dataset: str, scale: Scale, names: Sequence[str] | None) -> dict[str, dict[str, str]]:
+        """All conditions, or those of the columns asked for."""
+        known = self.conditions(dataset, scale)
+        for name in names or ():
+            if name not in known or self.over is None:
+                raise unknown_name(f"column of {self.name} with runs of its own", name, filter(None, known))
+        return {name: options for name, options in known.items() if not names or name in names}
+
     def run_options(self, dataset: str, scale: Scale, *more: Mapping[str, Any]) -> dict[str, Any]:
         """The options of a run on a data set, later sources over earlier ones: suite, data set, table, `more`."""
         known, images = self.suite.data[dataset], self.images(dataset, scale)

@@ -104,6 +104,7 @@ def reproduce(
     scale: str = "lite",
     datasets: str | Sequence[str] | None = None,
     methods: str | Sequence[str] | None = None,
+    columns: str | Sequence[str] | None = None,
     seeds: Sequence[int] | None = None,
     shard: str | None = None,
     callbacks: Iterable[Any] = (),
@@ -111,7 +112,8 @@ def reproduce(
 ) -> Reproduction:
     """Run or compute a table or figure, such as `i2pfl.table2`, and write comparison.json and comparison.md to `out`.
 
-    `methods` are rows of the table, by title or by method. The options are those of `run` and go before what the preset
+    `methods` are rows of the table, by title or by method; `columns` some of those that take runs of their own, such as
+    `alpha=0.1`. The options are those of `run` and go before what the preset
     says. Runs that are found in `out` are not repeated.
     """
     preset, given = find_preset(name), _given(options)
@@ -124,7 +126,7 @@ def reproduce(
         if out is None:
             raise UserError(f"{name} trains, so it needs --out, the folder of its runs; --dry-run says what it takes")
         taken = list(dict.fromkeys(seeds if seeds is not None else preset.seeds[at]))
-        training = _Training(preset, at, rows, taken, given, shard, list(callbacks))
+        training = _Training(preset, at, rows, listed(columns), taken, given, shard, list(callbacks))
         blocks = {dataset: training.block(dataset, Path(out) / dataset) for dataset in chosen}
         failures = training.failures
     else:
@@ -177,6 +179,7 @@ class _Training:
         preset: Preset,
         scale: Scale,
         rows: list[Row],
+        columns: list[str] | None,
         seeds: list[int],
         given: dict[str, Any],
         shard: str | None,
@@ -186,6 +189,7 @@ class _Training:
         self._preset = preset
         self._scale = scale
         self._rows = rows
+        self._chosen = columns
         self._seeds = seeds
         self._given = given
         self._shard = shard
@@ -194,7 +198,8 @@ class _Training:
     def block(self, dataset: str, folder: Path) -> dict[str, Any]:
         """One data set of the table, trained."""
         runs: Runs = {row.title: {} for row in self._rows}
-        for condition, settings in self._preset.conditions(dataset, self._scale).items():
+        conditions = self._preset.selected_conditions(dataset, self._scale, self._chosen)
+        for condition, settings in conditions.items():
             for title, done in self._compare(dataset, settings, folder / _slug(condition)).items():
                 runs[title][condition] = done
         views = {view: self._view(runs, view, dataset) for view in _VIEWS}
@@ -285,7 +290,10 @@ class _Training:
         if not figures:
             return None
         names = ["average"] if len(figures) == 1 else [*self._columns(dataset), "average"][: len(figures)]
-        paper: dict[str, Any] = {row.view or self._preset.views[0]: dict(zip(names, figures, strict=True))}
+        named = dict(zip(names, figures, strict=True))
+        if self._chosen:  # the paper's average is over all columns
+            named = {name: named[name] for name in self._chosen if name in named}
+        paper: dict[str, Any] = {row.view or self._preset.views[0]: named}
         if dataset in row.spread:
             paper["std"] = round(row.spread[dataset] / 100, 6)
         return paper
