@@ -24,7 +24,7 @@ app = typer.Typer(
     name="protofed",
     help="Train on images that several sites hold and may not share, by exchanging prototypes or weights.",
     no_args_is_help=True,
-    rich_markup_mode=None,
+    rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
 app.command("run")(run_command)

@@ -24,11 +24,11 @@ def compare_command(
     seeds: Annotated[str, typer.Option("--seeds", help="for example 0,1,2")] = "0",
     baseline: Annotated[
         str | None,
-        typer.Option("--baseline", help="the method others are tested against [default: fedavg, or the first]"),
+        typer.Option("--baseline", help="the method others are tested against (default: fedavg, or the first)"),
     ] = None,
     target: Annotated[
         float | None,
-        typer.Option("--target", help="count rounds and bytes up to this accuracy [default: the baseline's average]"),
+        typer.Option("--target", help="count rounds and bytes up to this accuracy (default: the baseline's average)"),
     ] = None,
     shard: Annotated[
         str | None, typer.Option("--shard", metavar="K/N", help="do the K-th of N parts; machines share --out")

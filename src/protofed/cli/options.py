@@ -52,7 +52,7 @@ def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
     default = field.get_default(call_default_factory=True)
     text = field.description or ""
     if default not in (None, [], {}, False):
-        text += f" [default: {default}]"
+        text += f" (default: {default})"
     if field.annotation is bool:
         annotation: Any = Annotated[bool | None, typer.Option(flag, help=text, show_default=False)]
     elif name in _REPEATED:

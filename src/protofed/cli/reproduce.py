@@ -26,7 +26,7 @@ def reproduce_command(
     columns: Annotated[
         str | None, typer.Option("--columns", help="only these of columns with runs of their own: alpha=0.1,alpha=0.5")
     ] = None,
-    seeds: Annotated[str | None, typer.Option("--seeds", help="for example 0,1,2 [default: the table's]")] = None,
+    seeds: Annotated[str | None, typer.Option("--seeds", help="for example 0,1,2 (default: the table's)")] = None,
     out: Annotated[str | None, typer.Option("--out", help="folder; finished runs in it are not repeated")] = None,
     shard: Annotated[
         str | None, typer.Option("--shard", metavar="K/N", help="do the K-th of N parts; machines share --out")

@@ -15,8 +15,8 @@ from protofed.experiments import run
 def run_command(
     *,
     given: dict[str, Any],
-    method: Annotated[str | None, typer.Argument(help="a method's name, or file.py:Class [default: i2pfl]")] = None,
-    out: Annotated[str | None, typer.Option("--out", help="the run folder [default: runs/NAME]")] = None,
+    method: Annotated[str | None, typer.Argument(help="a method's name, or file.py:Class (default: i2pfl)")] = None,
+    out: Annotated[str | None, typer.Option("--out", help="the run folder (default: runs/NAME)")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="continue the run in --out")] = False,
     from_: Annotated[Path | None, typer.Option("--from", help="take the options of an earlier run's run.json")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="say nothing but warnings")] = False,

@@ -23,7 +23,7 @@ def sweep_command(
     ],
     out: Annotated[str, typer.Option("--out", help="folder of the sweep; finished runs in it are not repeated")],
     random: Annotated[int | None, typer.Option("--random", help="draw N combinations instead of trying all")] = None,
-    seeds: Annotated[str | None, typer.Option("--seeds", help="for example 0,1,2 [default: --seed]")] = None,
+    seeds: Annotated[str | None, typer.Option("--seeds", help="for example 0,1,2 (default: --seed)")] = None,
     score: Annotated[str, typer.Option("--score", help="last (mean of 5) or best evaluated round")] = "last",
     shard: Annotated[
         str | None, typer.Option("--shard", metavar="K/N", help="do the K-th of N parts; machines share --out")

@@ -19,7 +19,7 @@ class Options(BaseModel):
 
     method: str = Field("i2pfl", description="a method's name, or file.py:Class")
     data: str = Field("digits", description="a data set's name, a folder of DOMAIN.npz or class folders, or a manifest")
-    data_root: str | None = Field(None, description="where data sets lie by name [or PROTOFED_DATA]")
+    data_root: str | None = Field(None, description="where data sets lie by name (or PROTOFED_DATA)")
     domains: str | None = Field(None, description="use only these domains, for example mnist,usps")
     labels: str | None = Field(None, description='regroup classes, for example "0=healthy,1-4=diseased"')
     protocol: str | None = Field(
