@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
-from typing import Any, NamedTuple
+from typing import Any
 
 from protofed.clients import write_atomically
 from protofed.data import load, make_partition
@@ -13,10 +13,10 @@ from protofed.errors import UserError
 from protofed.experiments.compare import compare
 from protofed.experiments.comparison import Failure
 from protofed.experiments.estimate import Estimate, estimate_row
-from protofed.experiments.figures import markdown_table
 from protofed.experiments.fixtures import fixture
 from protofed.experiments.options import make_options
 from protofed.experiments.published import SCALES, Preset, Row, Scale, View, find_preset, listed
+from protofed.experiments.reproduction import Reproduction
 from protofed.experiments.results import Run
 from protofed.experiments.run import one_thread
 from protofed.experiments.statistics import paired_tests, spread
@@ -30,71 +30,6 @@ Runs = dict[str, dict[str, dict[int, Run]]]
 
 Cells = dict[str, float]
 """One row for one seed: its columns, and `average`."""
-
-
-class Table(NamedTuple):
-    """One table as a person reads it."""
-
-    title: str
-    columns: list[str]
-    rows: list[list[str]]
-
-
-class Reproduction:
-    """What came out: the content of comparison.json, and tables of it."""
-
-    def __init__(self, preset: Preset, content: dict[str, Any], failures: Sequence[Failure] = ()) -> None:
-        self.preset = preset
-        self.content = content
-        self.failures = tuple(failures)
-
-    def tables(self) -> list[Table]:
-        """One for each data set and view."""
-        return [
-            table
-            for dataset, block in self.content["datasets"].items()
-            for table in self._tables_of(self.preset.suite.data[dataset].title, block)
-        ]
-
-    def _tables_of(self, title: str, block: dict[str, Any]) -> list[Table]:
-        if not self.preset.trains:
-            return [Table(title, block["columns"], [[_plain(cell) for cell in row] for row in block["rows"]])]
-        tables = [self._view_table(title, view, block["methods"]) for view in self.preset.views]
-        if self.preset.kind == "curves":
-            tables.append(_curve_table(title, block["methods"]))
-        return [table for table in tables if table.rows]
-
-    def _view_table(self, title: str, view: View, methods: Mapping[str, Any]) -> Table:
-        shown = {name: entry for name, entry in methods.items() if entry[view] is not None}
-        columns = list(next(iter(shown.values()))[view]["columns"]) if shown else []
-        rows = []
-        for name, entry in shown.items():
-            ours, paper = entry[view], (entry["paper"] or {}).get(view, {})
-            test = ours["test"]
-            rows.append(
-                [
-                    name,
-                    *(_beside(ours["columns"][column]["mean"], paper.get(column)) for column in columns),
-                    _beside(ours["average"]["mean"], paper.get("average")),
-                    "-" if ours["average"]["std"] is None else f"{100 * ours['average']['std']:.2f}",
-                    "-" if test is None or test["p_holm"] is None else f"{test['p_holm']:.3f}",
-                ]
-            )
-        measure = "average" if self.preset.over is not None else self.preset.value.replace("_", " ")
-        heading = f"{title}, {view} view: accuracy in %, in brackets the paper's"
-        return Table(heading, ["method", *columns, measure, "std", f"p vs {self.content['baseline']} (Holm)"], rows)
-
-    def markdown(self) -> str:
-        """comparison.md."""
-        about = f"Scale: {self.content['scale']}."
-        if self.content["seeds"]:
-            about += f" Seeds: {', '.join(map(str, self.content['seeds']))}."
-        blocks = [f"# {self.preset.name}: {self.preset.title}", about]
-        for table in self.tables():
-            blocks += [f"## {table.title}", markdown_table(table.columns, table.rows)]
-        if self.preset.notes:
-            blocks.append("\n".join(f"- {note}" for note in self.preset.notes))
-        return "\n\n".join(blocks) + "\n"
 
 
 def reproduce(
@@ -378,16 +313,6 @@ def _curve(by_condition: Mapping[str, Mapping[int, Run]], view: View) -> list[tu
     return [(number, mean(values)) for number, values in sorted(seen.items())]
 
 
-def _curve_table(title: str, methods: Mapping[str, Any], points: int = 10) -> Table:
-    """Some rounds of the curves; all of them are in comparison.json."""
-    curves = {name: dict(entry["curve"]) for name, entry in methods.items() if entry["curve"]}
-    rounds = sorted({number for curve in curves.values() for number in curve})
-    step = max(1, -(-len(rounds) // points))
-    picked = rounds[::-1][::step][::-1]
-    rows = [[name, *(f"{100 * curve[n]:.2f}" if n in curve else "-" for n in picked)] for name, curve in curves.items()]
-    return Table(f"{title}: average accuracy in % after round", ["method", *map(str, picked)], rows)
-
-
 def _parameters(
     preset: Preset, scale: Scale, dataset: str, rows: list[Row], given: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -442,15 +367,3 @@ def _partition(
 def _figure(row: Row, dataset: str, column: int) -> float | None:
     figures = row.figures.get(dataset, [])
     return figures[column] if column < len(figures) else None
-
-
-def _beside(ours: float, paper: float | None) -> str:
-    return f"{100 * ours:.2f}" if paper is None else f"{100 * ours:.2f} ({100 * paper:.2f})"
-
-
-def _plain(cell: Any) -> str:
-    if cell is None:
-        return "-"
-    if isinstance(cell, float) and not cell.is_integer():
-        return f"{cell:.2f}"
-    return f"{int(cell):,}" if isinstance(cell, int | float) else str(cell)
