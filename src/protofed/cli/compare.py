@@ -40,8 +40,7 @@ def compare_command(
 
     Example: protofed compare fedavg i2pfl --data digits --rounds 10 --seeds 0,1,2 --out my-comparison
     """
-    progress = ManyRuns()
-    try:
+    with ManyRuns() as progress:
         result = compare(
             methods,
             seeds=numbers(seeds),
@@ -52,8 +51,6 @@ def compare_command(
             callbacks=[] if quiet or as_json else [progress],
             **given,
         )
-    finally:
-        progress.stop()
     if as_json:
         print(json.dumps(result.content))
     elif not quiet:

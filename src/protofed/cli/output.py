@@ -46,6 +46,19 @@ def show_partition(config: dict[str, Any]) -> None:
     show_table(f"Training images of each client by class ({config['partition']['protocol']}{more})", columns, rows)
 
 
+def bars(auto_refresh: bool = True) -> Progress:
+    """Bars with a title, how far they are, a status and the time left."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[status]}"),
+        TimeRemainingColumn(compact=True),
+        console=Console(highlight=False),
+        auto_refresh=auto_refresh,
+    )
+
+
 class ProgressBar:
     """Callback: a bar on a terminal, a line per round elsewhere."""
 
@@ -61,14 +74,7 @@ class ProgressBar:
         show_partition(config)
         self._bytes = sum(_exchanged(record) for record in run.rounds)
         if sys.stdout.isatty():
-            self._bar = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[status]}"),
-                TimeRemainingColumn(compact=True),
-                console=Console(highlight=False),
-            )
+            self._bar = bars()
             self._task = self._bar.add_task(title, total=self._rounds, completed=rounds_done, status="")
             self._bar.start()
         else:

@@ -6,10 +6,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress, TaskID
 
-from protofed.cli.output import progress_of
+from protofed.cli.output import bars, progress_of
 from protofed.experiments import Run
 from protofed.experiments.schedule import Job
 
@@ -25,6 +24,12 @@ class ManyRuns:
         self._progress: Progress | None = None
         self._complete = self._total = 0
 
+    def __enter__(self) -> "ManyRuns":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
     def runs_start(self, jobs: Sequence[Job], unfinished: Sequence[Job]) -> None:
         """How much there is to do."""
         self._titles = {job.path: job.title for job in jobs}
@@ -34,16 +39,8 @@ class ManyRuns:
             f"{len(unfinished)} runs to do" + (f", {rest} are complete or left to others" if rest else ""), flush=True
         )
         if unfinished and sys.stdout.isatty():
-            self._progress = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[status]}"),
-                TimeRemainingColumn(compact=True),
-                console=Console(highlight=False),
-                # No thread that draws: processes are forked while the bars are up.
-                auto_refresh=False,
-            )
+            # No thread that draws: processes are forked while the bars are up.
+            self._progress = bars(auto_refresh=False)
             self._progress.start()
             self._all = self._progress.add_task("all runs", total=self._total, status="")
 

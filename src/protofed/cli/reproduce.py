@@ -50,8 +50,7 @@ def reproduce_command(
         elif not quiet:
             _show_estimates(table, scale, estimates, len(used))
         return 0
-    progress = ManyRuns()
-    try:
+    with ManyRuns() as progress:
         result = reproduce(
             table,
             out=out,
@@ -64,8 +63,6 @@ def reproduce_command(
             callbacks=[] if quiet or as_json else [progress],
             **given,
         )
-    finally:
-        progress.stop()
     if as_json:
         print(json.dumps(result.content))
     elif not quiet:

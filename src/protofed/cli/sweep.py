@@ -35,8 +35,7 @@ def sweep_command(
 
     Example: protofed sweep i2pfl --over tau=0.05,0.07,0.1 --over lr=0.01,0.03 --rounds 10 --out my-sweep
     """
-    progress = ManyRuns(_validation)
-    try:
+    with ManyRuns(_validation) as progress:
         result = sweep(
             method,
             over,
@@ -48,8 +47,6 @@ def sweep_command(
             callbacks=[] if quiet or as_json else [progress],
             **given,
         )
-    finally:
-        progress.stop()
     if as_json:
         print(json.dumps(result.content))
     elif not quiet:
