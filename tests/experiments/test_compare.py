@@ -417,6 +417,8 @@ def members(group: int) -> list[int]:
 def command(words: list[str]) -> None:
     """The command in a process of its own, which is forked because importing takes longer than all the runs."""
     os.setsid()
+    # As in a terminal: a job in the background of a script inherits that Ctrl-C is ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ["SLOW"] = "0.5"
     sys.exit(main(words))
 
