@@ -12,7 +12,7 @@ from protofed.cli.output import console, show_table
 from protofed.cli.progress import ManyRuns
 from protofed.errors import UserError
 from protofed.experiments import Comparison, compare
-from protofed.experiments.comparison import VIEWS, Failure
+from protofed.experiments.comparison import Failure
 
 
 @takes_run_options(without=("method", "seed"))
@@ -61,7 +61,7 @@ def compare_command(
 def show_comparison(result: Comparison) -> None:
     """Tables per view, never mixed, and the costs."""
     console().print()
-    for view in VIEWS:
+    for view in result.views():
         columns, rows = result.table(view)
         if rows:
             show_table(f"Accuracy (%), {view} view", columns, rows)

@@ -93,6 +93,18 @@ class Comparison:
         """A line for every run without a result."""
         return [f"{entry['method']}, seed {entry['seed']}: {entry['reason']}" for entry in self.content["missing"]]
 
+    def views(self) -> tuple[str, ...]:
+        """Those that say something of their own: with global models and a client per domain both are the same."""
+        methods = self.content["methods"].values()
+        same = all(
+            entry["kind"] == "global"
+            and entry["global"]
+            and entry["personal"]
+            and entry["global"]["per_domain"] == entry["personal"]["per_domain"]
+            for entry in methods
+        )
+        return VIEWS[:1] if methods and same else VIEWS
+
     def markdown(self) -> str:
         """comparison.md."""
         content = self.content
@@ -105,7 +117,7 @@ class Comparison:
         ]
         if content["missing"]:
             blocks += ["**Not complete.** Missing:", "\n".join(f"- {line}" for line in self.missing())]
-        for view in VIEWS:
+        for view in self.views():
             columns, rows = self.table(view)
             if rows:
                 blocks += [f"## {view.capitalize()} view", markdown_table(columns, rows)]
