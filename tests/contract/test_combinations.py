@@ -1,9 +1,17 @@
 """Options that must work with every method they make sense for: ensembles, plans, mixed architectures, balance."""
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 
 from protofed import UserError
+from protofed.clients import ClientSide, GlobalModel, Predict, Predicted, Score
+from protofed.experiments.assembly import assemble
+from protofed.experiments.options import make_options
+from protofed.federation.evaluation import Evaluator, Member
+from protofed.records import Bytes, Message, decode, encode
 from protofed.registry import find_method, method_names
 
 NEEDS_RESNET = {"fedadapter", "fedadapter_noprox", "fedadapterproto", "fedprototypical"}
@@ -23,17 +31,7 @@ def test_every_global_method_can_end_in_an_ensemble(method, make_data, tiny_run)
 
 
 def test_an_ensemble_is_the_mean_of_its_members_probabilities(make_data, tiny_run):
-    """GT-43, on the way a run takes: mean softmax, not a vote."""
-    softmax = torch.tensor([[0.9, 0.1], [0.4, 0.6], [0.3, 0.7]])
-    assert torch.allclose(softmax.mean(0), torch.tensor([0.533333, 0.466667]), atol=1e-5)
-
     run = tiny_run("fedavg", make_data(["a", "b"], train=16, test=8), rounds=2, ensemble=True, model="mlp")
-    from protofed.clients import ClientSide, Predict
-    from protofed.clients.rehearsal import GlobalModel
-    from protofed.experiments.assembly import assemble
-    from protofed.experiments.options import make_options
-    from protofed.records import decode, encode
-
     parts = assemble(make_options(run.options), run.path / "clients")
     side = ClientSide(parts.setting, parts.templates)
     mean = 0
@@ -44,6 +42,25 @@ def test_an_ensemble_is_the_mean_of_its_members_probabilities(make_data, tiny_ru
         mean = mean + side.perform(Predict(1, "a", client), package).probabilities / 2
     correct = (mean.argmax(1) == parts.setting.dataset.domains["a"].test.y.numpy()).mean()
     assert run.rounds[-1]["accuracy"]["global"]["a"] == pytest.approx(correct)
+
+
+def test_an_ensemble_is_no_vote(make_data):
+    """GT-43: the mean softmax is [.5333, .4667], class 0, where two of three members say 1."""
+    data = make_data(["a"], classes=2, train=8, test=1)  # the one test image is of class 0
+    setting = assemble(make_options({"method": "fedavg", "data": data, "model": "mlp"}), Path("unused")).setting
+    softmax = {"first": [0.9, 0.1], "second": [0.4, 0.6], "third": [0.3, 0.7]}
+
+    class Given:
+        """Members that predict what is given."""
+
+        def perform(self, jobs):
+            for job, _ in jobs:
+                yield job, Predicted(np.array([softmax[job.member]])) if isinstance(job, Predict) else Score(0, 1)
+
+    nothing = Message(b"", Bytes())
+    members = [Member(client, 1 / 3, nothing) for client in softmax]
+    accuracy = Evaluator(setting, Given()).evaluate(0, None, lambda _client: nothing, members)
+    assert accuracy["global"]["a"] == 1.0
 
 
 @pytest.mark.parametrize("method", ["fedproto", "conffedproto"])
@@ -63,11 +80,6 @@ def test_methods_that_exchange_weights_refuse_different_architectures(method, ma
 
 
 def test_balanced_sampling_shows_rare_classes_as_often(make_data):
-    from pathlib import Path
-
-    from protofed.experiments.assembly import assemble
-    from protofed.experiments.options import make_options
-
     data = make_data(["a"], classes=2, labels={"a": [0] * 90 + [1] * 10})
     options = make_options({"method": "fedavg", "data": data, "model": "mlp", "balanced": True})
     samples = assemble(options, Path("unused")).setting.samples("a-0")
