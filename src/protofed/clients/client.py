@@ -15,7 +15,7 @@ from protofed.clients.setting import Setting
 from protofed.clients.store import ClientState, ClientStore
 from protofed.clients.training import train
 from protofed.method import At
-from protofed.models import everything, nothing
+from protofed.models import everything, laid_out, nothing
 from protofed.models.net import Net
 from protofed.records import Message, Nothing, Record, decode, encode, map_tensors
 
@@ -28,7 +28,7 @@ class ClientSide:
     def __init__(self, setting: Setting, templates: Templates) -> None:
         self._setting = setting
         self._templates = templates
-        self._nets = [Net(deepcopy(model).to(setting.device)) for model in setting.models]
+        self._nets = [Net(laid_out(deepcopy(model).to(setting.device), setting.layout)) for model in setting.models]
         self._store = ClientStore(setting.clients_folder)
         self._received: tuple[Message, Record] | None = None
 

@@ -33,6 +33,8 @@ class Setting:
     seed: int
     dtype: torch.dtype
     device: torch.device
+    layout: str = "standard"
+    """How the kernels of a client's network lie in memory."""
 
     @property
     def model(self) -> Split:

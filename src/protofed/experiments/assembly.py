@@ -19,7 +19,16 @@ from protofed.engines import choose_engine
 from protofed.errors import UserError, unknown_name
 from protofed.experiments.options import Options
 from protofed.method import At, Method
-from protofed.models import Split, WeightsReport, build_model, describe, load_weights, nothing, to_common_length
+from protofed.models import (
+    Split,
+    WeightsReport,
+    build_model,
+    choose_layout,
+    describe,
+    load_weights,
+    nothing,
+    to_common_length,
+)
 from protofed.registry import find_method, in_words, load_plugin, make_method
 from protofed.seeding import stable_seed
 
@@ -91,7 +100,7 @@ class Assembly:
             },
             "plan": asdict(setting.plan),
             "seed": options.seed,
-            "engine": {"name": self.engine, "workers": self.workers},
+            "engine": {"name": self.engine, "workers": self.workers, "layout": setting.layout},
             "warnings": list(self.warnings),
             "versions": {
                 "protofed": version("protofed"),
@@ -152,7 +161,11 @@ def assemble(options: Options, clients_folder: Path) -> Assembly:
     with _keyed(options.seed, "build"):
         built = tuple(_built(options, method, base, setting.at(0, None)) for base in setting.models)
         # What a method adds is made by torch in its default precision.
-        setting = replace(setting, models=tuple(model.to(setting.dtype) for model in built))
+        setting = replace(
+            setting,
+            models=tuple(model.to(setting.dtype) for model in built),
+            layout=choose_layout(options.layout, built, setting.dtype),
+        )
     templates = rehearse(setting)
     _refuse_impossible(options, setting, templates)
     engine, workers = choose_engine(options.engine, options.workers, len(partition.clients), options.device)

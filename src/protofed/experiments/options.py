@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from protofed.engines import ENGINES
 from protofed.errors import UserError, unknown_name
 from protofed.method import Plan, epochs_in
+from protofed.models import LAYOUTS
 
 WholeNumber = Annotated[int, Field(ge=1)]
 
@@ -55,6 +56,7 @@ class Options(BaseModel):
     workers: WholeNumber | None = Field(None, description="processes of the workers engine")
     device: str = Field("cpu", description="cpu | cuda")
     dtype: Literal["float32", "float64"] = Field("float32", description="precision")
+    layout: str = Field("auto", description=" | ".join(LAYOUTS) + ": how kernels lie in memory")
     seed: int = Field(0, description="the seed of everything random")
     evaluate_every: WholeNumber = Field(1, description="evaluate after every N rounds, and after the last")
     evaluate_local: bool = Field(False, description="also score clients' models as local training left them")
@@ -90,6 +92,13 @@ class Options(BaseModel):
     def _known_engine(cls, value: str) -> str:
         if value not in ENGINES:
             raise unknown_name("engine", value, ENGINES)
+        return value
+
+    @field_validator("layout")
+    @classmethod
+    def _known_layout(cls, value: str) -> str:
+        if value not in LAYOUTS:
+            raise unknown_name("layout", value, LAYOUTS)
         return value
 
     def settings_for(self, prefix: str) -> dict[str, str]:

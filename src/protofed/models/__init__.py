@@ -22,11 +22,13 @@ from protofed.models.groups import (
     running_statistics,
     tensors,
 )
+from protofed.models.layout import LAYOUTS, choose_layout, laid_out
 from protofed.models.projection import to_common_length, with_projection
 from protofed.models.split import ImageShape, Split
 from protofed.models.weights import Mismatch, WeightsReport, load_weights
 
 __all__ = [
+    "LAYOUTS",
     "Group",
     "ImageShape",
     "Mismatch",
@@ -35,11 +37,13 @@ __all__ = [
     "Split",
     "WeightsReport",
     "build_model",
+    "choose_layout",
     "cnn",
     "describe",
     "everything",
     "features",
     "head",
+    "laid_out",
     "lenet",
     "load_weights",
     "mlp",
