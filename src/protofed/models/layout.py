@@ -26,4 +26,4 @@ def choose_layout(name: str, models: Iterable[nn.Module], dtype: torch.dtype) ->
 
 def laid_out(model: M, layout: str) -> M:
     """The model itself with its kernels in `layout`; what they are convolved with follows them."""
-    return model.to(memory_format=_FORMATS[layout])
+    return model.to(memory_format=_FORMATS[layout])  # type: ignore[call-overload, no-any-return]
