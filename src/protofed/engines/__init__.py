@@ -5,10 +5,11 @@ import sys
 
 from protofed.clients import Setting, Templates
 from protofed.engines.loop import LoopEngine
+from protofed.engines.vmap import VmapEngine
 from protofed.engines.workers import WorkersEngine
 from protofed.federation.engine import Engine
 
-ENGINES = ("auto", "loop", "workers")
+ENGINES = ("auto", "loop", "workers", "vmap")
 
 CAN_FORK = sys.platform == "linux"
 
@@ -23,9 +24,11 @@ def choose_engine(name: str, workers: int | None, clients: int, device: str) -> 
     count = min(workers or cores(), clients)
     if name == "loop" or (name == "auto" and (count == 1 or device != "cpu" or not CAN_FORK)):
         return "loop", 1
-    return "workers", count
+    return ("vmap", 1) if name == "vmap" else ("workers", count)
 
 
 def make_engine(name: str, workers: int, setting: Setting, templates: Templates) -> Engine:
     """A running engine; close it when done."""
-    return LoopEngine(setting, templates) if name == "loop" else WorkersEngine(setting, templates, workers)
+    if name == "workers":
+        return WorkersEngine(setting, templates, workers)
+    return VmapEngine(setting, templates) if name == "vmap" else LoopEngine(setting, templates)
