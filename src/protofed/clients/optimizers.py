@@ -192,8 +192,10 @@ def restore_state(method: Method, optimizers: Sequence[LocalOptimizer], state: M
 
 def _clip(gradients: list[Tensor], most: float, stacked: bool) -> None:
     """Shrink the gradients together so that their joint norm, of each client if they are stacks, is at most `most`."""
-    norms = [torch.linalg.vector_norm(gradient.flatten(1) if stacked else gradient, dim=1 if stacked else None)
-             for gradient in gradients]
+    norms = [
+        torch.linalg.vector_norm(gradient.flatten(1) if stacked else gradient, dim=1 if stacked else None)
+        for gradient in gradients
+    ]
     factor = (most / (torch.linalg.vector_norm(torch.stack(norms), dim=0) + 1e-6)).clamp(max=1.0)
     if not stacked:
         torch._foreach_mul_(gradients, factor)

@@ -145,7 +145,11 @@ class _Stack:
         """The clients as their round begins."""
         names = set().union(*(net.params(step.trains) for step in method.steps))
         starts = [ready.at.start for ready in crew]
-        trained = {name: _stacked([start.params[name] for start in starts]).requires_grad_() for name in net.params() if name in names}
+        trained = {
+            name: _stacked([start.params[name] for start in starts]).requires_grad_()
+            for name in net.params()
+            if name in names
+        }
         stats = {name: _stacked([start.stats[name] for start in starts]) for name in starts[0].stats}
         frozen = [{name: param for name, param in start.params.items() if name not in names} for start in starts]
         at = crew[0].at
@@ -193,7 +197,9 @@ class _Stack:
             y: Tensor,
         ) -> tuple[Terms, Notes]:
             down, memory, start, held, size = self.given.around(given)
-            at = _together(self.at, down=down, memory=memory, start=start, held=held, draw=draw.around(drawn), size=size)
+            at = _together(
+                self.at, down=down, memory=memory, start=start, held=held, draw=draw.around(drawn), size=size
+            )
             tensors = {**trained, **stats, **self.frozen.around(frozen)}
             with self._dropout(who):
                 outcome = self.net.bound(tensors, lambda: getattr(self.method, step.loss)(self.net, x, y, at))
