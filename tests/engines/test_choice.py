@@ -26,8 +26,8 @@ def ready(tiny_data: str, tmp_path: Any) -> Any:
 
 def timed(monkeypatch: pytest.MonkeyPatch, alone: float, together: float = 1e9, cores: int = 2) -> None:
     """Let the trial find these seconds for a batch."""
-    monkeypatch.setattr(choice.Trial, "alone", lambda self: alone)
-    monkeypatch.setattr(choice.Trial, "together", lambda self: together)
+    monkeypatch.setattr(choice.Trial, "alone", lambda _: alone)
+    monkeypatch.setattr(choice.Trial, "together", lambda _: together)
     monkeypatch.setattr(choice, "cores", lambda: cores)
 
 

@@ -1,6 +1,7 @@
-"""Clients that step together: equal to the loop up to rounding, in crews of any size, and honest about what it cannot."""
+"""Clients that step together: equal to the loop up to rounding, in crews of any size, refused where they cannot."""
 
 import logging
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -62,14 +63,14 @@ def test_gradients_are_clipped_for_each_client(make_data: Any, tiny_run: Any, cl
 def test_dropout_is_drawn_client_by_client(make_data: Any, tiny_run: Any, close_results: Any) -> None:
     @register_model("dropping", description="a perceptron with dropout")
     def dropping(image_shape: ImageShape, classes: int) -> Split:
-        hidden = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Dropout(0.5))
+        hidden = nn.Sequential(nn.Flatten(), nn.Linear(prod(image_shape), 16), nn.ReLU(), nn.Dropout(0.5))
         return Split({"hidden": hidden, "fc": nn.Linear(16, classes)}, cut="hidden", dim=16, classes=classes)
 
     options = {**FLOAT64, "model": "dropping", "data": make_data(train=SIZES)}
     close_results(tiny_run("fedavg", **options), tiny_run("fedavg", engine="vmap", **options), 1e-9)
 
 
-def test_crews_are_as_large_as_memory_allows(tiny_run: Any, same_results: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_crews_are_as_large_as_memory_allows(tiny_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     crews: list[int] = []
     original = vmap.train_together
 

@@ -143,15 +143,12 @@ class _Stack:
     @classmethod
     def of(cls, method: Method, net: Net, crew: Sequence[Ready]) -> Self:
         """The clients as their round begins."""
-        names = set().union(*(net.params(step.trains) for step in method.steps))
+        chosen = set().union(*(net.params(step.trains) for step in method.steps))
+        names = [name for name in net.params() if name in chosen]
         starts = [ready.at.start for ready in crew]
-        trained = {
-            name: _stacked([start.params[name] for start in starts]).requires_grad_()
-            for name in net.params()
-            if name in names
-        }
+        trained = {name: _stacked([start.params[name] for start in starts]).requires_grad_() for name in names}
         stats = {name: _stacked([start.stats[name] for start in starts]) for name in starts[0].stats}
-        frozen = [{name: param for name, param in start.params.items() if name not in names} for start in starts]
+        frozen = [{name: param for name, param in start.params.items() if name not in chosen} for start in starts]
         at = crew[0].at
         optimizers = make_optimizers(method, net, at.plan, at.lr, stacks=trained)
         remembered = [ready.optimizer for ready in crew]
@@ -218,7 +215,7 @@ class _Stack:
         """Inside: dropout draws for each client what it would draw alone."""
         layers = [layer for layer in self.net.model.modules() if type(layer) is nn.Dropout]
         for layer in layers:
-            layer.forward = self._dropper(layer, who)  # type: ignore[method-assign]
+            layer.forward = self._dropper(layer, who)  # type: ignore[assignment, method-assign]
         try:
             yield
         finally:
@@ -364,7 +361,8 @@ def _leaves(value: Any) -> list[Tensor]:
 
 
 def _stacked(tensors: Sequence[Tensor]) -> Tensor:
-    return torch.stack(list(tensors))
+    # In the standard layout: what many clients share a kernel for has no channels that could come last.
+    return torch.stack([tensor.contiguous() for tensor in tensors])
 
 
 def _row(values: Mapping[str, Tensor], row: int) -> dict[str, Tensor]:

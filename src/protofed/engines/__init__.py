@@ -1,4 +1,4 @@
-"""Where clients run. Every engine performs the same jobs with the same results; `vmap` to rounding, the others exactly."""
+"""Where clients run. Every engine does the same jobs with the same results: `vmap` to rounding, the others exactly."""
 
 from protofed.clients import Setting, Templates
 from protofed.engines.choice import CAN_FORK, Choice, choose_engine, cores

@@ -1,4 +1,4 @@
-"""One process in which clients with equal shapes step together: for tiny models, where calls cost more than arithmetic."""
+"""One process in which clients step together: for tiny models, where calls cost more than arithmetic."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -46,7 +46,7 @@ class VmapEngine:
         """Nothing was started."""
 
     def _train(self, jobs: Sequence[tuple[Train, Message]]) -> Iterator[tuple[Job, Result]]:
-        """One crew. If anything goes wrong in it the rest of it trains one by one, so that a client costs only itself."""
+        """One crew. If anything goes wrong the rest of it trains one by one, so that a client costs only itself."""
         method, side = self._setting.method, self._side
         left = dict(jobs)
         try:

@@ -55,7 +55,7 @@ class Assembly:
     weights: WeightsReport | None
 
     def description(self) -> dict[str, Any]:
-        """Everything resolved, as run.json has it; but for the choice of the engine nothing depends on when or where."""
+        """Everything resolved, as run.json has it; but for the engine nothing in it depends on when or where."""
         setting, options = self.setting, self.options
         dataset, partition = setting.dataset, setting.partition
         return {
