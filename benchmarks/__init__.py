@@ -1,4 +1,4 @@
-"""What the framework costs beside a bare PyTorch loop, and what each method costs beside FedAvg.
+"""What the framework costs beside a bare PyTorch loop, methods beside FedAvg, and stepping together beside the loop.
 
 Here is what the benchmarks share: generated images, a federation to be run round by round, a clock, and the report.
 """
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from protofed.data import Domain, Images, RawData, register_data
-from protofed.engines.loop import LoopEngine
+from protofed.engines import make_engine
 from protofed.experiments.assembly import assemble
 from protofed.experiments.options import make_options
 from protofed.federation import Federation, RunFolder, Watch
@@ -65,6 +65,7 @@ def federation(method: str, work: Workload, rounds: int, **options: Any) -> Iter
         "rounds": 2,
         "epochs": work.epochs,
         "lr": 1e-3,
+        "engine": "loop",
         **options,
         "set": {"data.holdout": 0, **work.settings, **options.get("set", {})},
     }
@@ -75,7 +76,7 @@ def federation(method: str, work: Workload, rounds: int, **options: Any) -> Iter
         setting = replace(assembly.setting, plan=replace(plan, epochs=tuple(islice(cycle(plan.epochs), rounds + 1))))
         folder.create()
         try:
-            engine = LoopEngine(setting, assembly.templates)
+            engine = make_engine(assembly.engine, setting, assembly.templates)
             yield Federation(setting, assembly.templates, engine, folder, Watch(evaluate_every=_NEVER))
         finally:
             folder.release()

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load
 from torch import Tensor, nn
 
 import protofed
@@ -122,6 +123,27 @@ class _Samples:
     def batches(self, size: int = 256) -> Any:
         """All samples, clean and in order."""
         yield from zip(self.x.split(size), self.y.split(size), strict=True)
+
+
+@pytest.fixture
+def close_results() -> Callable[..., None]:
+    """Assert that two runs left the same behind up to rounding: every tensor, every loss, the same accuracies."""
+
+    def check(left: protofed.Run, right: protofed.Run, tolerance: float) -> None:
+        one, other = (results_of(run.path) for run in (left, right))
+        assert sorted(one) == sorted(other)
+        rounds = one.pop("rounds.jsonl"), other.pop("rounds.jsonl")
+        for name in one:
+            mine, theirs = load(one[name]), load(other[name])
+            assert mine.keys() == theirs.keys(), name
+            for key in mine:
+                torch.testing.assert_close(mine[key], theirs[key], rtol=tolerance, atol=tolerance, msg=f"{name} {key}")
+        for mine, theirs in zip(*rounds, strict=True):
+            losses = [{"train_loss": line.pop("train_loss"), **line.pop("loss_parts")} for line in (mine, theirs)]
+            assert losses[0] == pytest.approx(losses[1], rel=tolerance, abs=tolerance)
+            assert mine == theirs
+
+    return check
 
 
 @pytest.fixture

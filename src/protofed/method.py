@@ -183,6 +183,8 @@ class Method:
     """Part of each client's training data kept for validation unless the user says otherwise."""
     ensembles: ClassVar[bool] = False
     """The last exchange is not averaged: the clients' models predict together."""
+    not_vectorised: ClassVar[str] = ""
+    """Why its loss cannot be computed for many clients at once (engine vmap); empty where it can."""
 
     weighting: Literal["samples", "uniform"] = knob("weight of a client in averages of weights", default="samples")
     proto_pass: Literal["extra_eval", "last_epoch"] = knob(

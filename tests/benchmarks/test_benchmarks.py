@@ -41,3 +41,8 @@ def test_method_cost(method, benchmark):
     costs = benchmark("method_cost")
     work = replace(costs.WORK, clients=2, samples=20, settings={"model.width": 2})
     assert finite(costs.measure(method, 2, work))
+
+
+def test_engines(benchmark):
+    engines = benchmark("engines")
+    assert finite(engines.measure(engines.QUICK[0], 2))

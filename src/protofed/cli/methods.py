@@ -47,6 +47,7 @@ def _described(name: str, cls: type[Method]) -> dict[str, Any]:
             {"name": knob.name, "values": knob.values, "default": knob.default, "description": knob.description}
             for knob in knobs(cls)
         ],
+        "not_vectorised": cls.not_vectorised,
         "readings": list(cls.readings),
         "presets": {preset: dict(values) for preset, values in cls.presets.items()},
     }
@@ -63,6 +64,8 @@ def _show(entry: dict[str, Any]) -> None:
     )
     for preset, values in entry["presets"].items():
         out.print(f"--preset {preset}: " + ", ".join(f"{key}={_text(value)}" for key, value in values.items()))
+    if entry["not_vectorised"]:
+        out.print(f"\nNot on the engine vmap: {entry['not_vectorised']}.")
     if entry["readings"]:
         out.print("\nWhere the paper is silent or contradicts itself:")
         for reading in entry["readings"]:

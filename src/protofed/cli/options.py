@@ -39,12 +39,15 @@ def takes_run_options(without: tuple[str, ...] = ()) -> Callable[[Callable[..., 
 def options_of(run_json: Path) -> dict[str, Any]:
     """The options stored in a run.json, to run it again."""
     try:
-        stored = json.loads(run_json.read_text())["options"]
+        described = json.loads(run_json.read_text())
+        stored = dict(described["options"])
+        if stored["engine"] == "auto" and described["engine"]["name"] == "vmap":
+            stored["engine"] = "vmap"  # the one choice of `auto` on which the last bits depend
     except FileNotFoundError:
         raise UserError(f"no such file: {run_json}; --from takes the run.json of an earlier run") from None
     except (ValueError, KeyError, TypeError, IsADirectoryError):
         raise UserError(f"{run_json} is not the run.json of a run") from None
-    return dict(stored)
+    return stored
 
 
 def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:

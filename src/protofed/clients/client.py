@@ -1,25 +1,38 @@
 """What happens at a client: it trains, and it scores models. Every engine runs this, none repeats it."""
 
 import traceback
+from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from protofed.clients.jobs import Evaluate, Failed, Job, Predict, Predicted, Result, Score, Train, Trained
-from protofed.clients.optimizers import kept_state, make_optimizers, restore_state
+from protofed.clients.optimizers import State, make_optimizers, restore_state
 from protofed.clients.rehearsal import Templates
+from protofed.clients.samples import ClientSamples
 from protofed.clients.setting import Setting
 from protofed.clients.store import ClientState, ClientStore
-from protofed.clients.training import train
+from protofed.clients.training import Learnt, train
+from protofed.clients.transfer import to_device
 from protofed.method import At
 from protofed.models import everything, laid_out, nothing
 from protofed.models.net import Net
 from protofed.records import Message, Nothing, Record, decode, encode, map_tensors
 
 R = TypeVar("R", bound=Record)
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A client about to train: what it stands on (its weights are `at.start`), learns from and remembers."""
+
+    job: Train
+    at: At
+    samples: ClientSamples
+    optimizer: State
 
 
 class ClientSide:
@@ -34,28 +47,39 @@ class ClientSide:
 
     def perform(self, job: Job, message: Message) -> Result:
         """Do one job; whatever goes wrong in it is an answer, not an exception."""
-        try:
-            if isinstance(job, Train):
-                return self._train(job, message)
-            return self._evaluate(job, message) if isinstance(job, Evaluate) else self._predict(job, message)
-        except Exception as error:
-            return Failed(f"{type(error).__name__}: {error}", traceback.format_exc())
+        if isinstance(job, Train):
+            return attempted(lambda: self._train(job, message))
+        if isinstance(job, Evaluate):
+            return attempted(lambda: self._evaluate(job, message))
+        return attempted(lambda: self._predict(job, message))
 
-    def _train(self, job: Train, message: Message) -> Trained:
-        setting, method = self._setting, self._setting.method
+    def net_of(self, client: str) -> Net:
+        """The network that plays a client, at the weights of whoever acted last."""
+        return self._nets[self._setting.architecture_of(client)]
+
+    def prepare(self, job: Train, message: Message) -> Ready:
+        """Bring a client's weights, with the broadcast over them, into its network, and its samples to hand."""
         down = self._open(message, self._templates.down, f"broadcast to {job.client}")
         net, state = self._enter(job.client, job.round, down)
-        at = replace(setting.at(job.round, job.client), down=down, memory=state.memory, start=net.pick())
-        samples = setting.samples(job.client)
-        optimizers = make_optimizers(method, net, setting.plan, at.lr)
-        restore_state(method, optimizers, state.optimizer)
-        learnt = train(method, net, samples, at, optimizers)
-        at = replace(at, notes=learnt.notes, taken=optimizers[0].taken, reach=optimizers[0].reach)
-        upload, memory = method.upload(net, samples, at)
-        sent = encode(upload, job.client)
-        trained = ClientState(net.pick(), memory, kept_state(method, optimizers))
-        self._store.propose(job.client, job.round, trained)
+        at = replace(self._setting.at(job.round, job.client), down=down, memory=state.memory, start=net.pick())
+        return Ready(job, at, self._setting.samples(job.client), state.optimizer)
+
+    def finish(self, ready: Ready, learnt: Learnt) -> Trained:
+        """Make the upload from what training left in the client's network, and propose the client's new state."""
+        client, net = ready.job.client, self.net_of(ready.job.client)
+        at = replace(ready.at, notes=learnt.notes, taken=learnt.taken, reach=learnt.reach)
+        upload, memory = self._setting.method.upload(net, ready.samples, at)
+        sent = encode(upload, client)
+        self._store.propose(client, ready.job.round, ClientState(net.pick(), memory, learnt.optimizer))
         return Trained(sent.blob, sent.size, learnt.loss, learnt.samples)
+
+    def _train(self, job: Train, message: Message) -> Trained:
+        setting, ready = self._setting, self.prepare(job, message)
+        net = self.net_of(job.client)
+        optimizers = make_optimizers(setting.method, net, setting.plan, ready.at.lr)
+        restore_state(setting.method, optimizers, ready.optimizer)
+        learnt = train(setting.method, net, ready.samples, ready.at, optimizers, setting.precision)
+        return self.finish(ready, learnt)
 
     def _evaluate(self, job: Evaluate, message: Message) -> Score:
         if job.client is None:
@@ -75,7 +99,7 @@ class ClientSide:
 
     @torch.no_grad()
     def _probabilities(self, net: Net, batches: Any, at: At) -> Tensor:
-        with net.eval():
+        with net.eval(), self._setting.precision():
             return torch.cat([self._setting.method.predict(net, x, at) for x, _ in batches])
 
     def _open(self, message: Message, like: Record, sender: str) -> Any:
@@ -101,7 +125,7 @@ class ClientSide:
     def _here(self, record: R) -> R:
         """The record on the device clients compute on; messages and states at rest are on the CPU."""
         device = self._setting.device
-        return record if device.type == "cpu" else map_tensors(record, lambda tensor: tensor.to(device))
+        return record if device.type == "cpu" else map_tensors(record, lambda tensor: to_device(tensor, device))
 
     def _enter_server(self, round: int, message: Message) -> tuple[Net, At]:
         """Load the complete model that comes with a job."""
@@ -110,6 +134,14 @@ class ClientSide:
         net = self._nets[0]
         net.load(package.weights)
         return net, replace(self._setting.at(round, None), down=package.down)
+
+
+def attempted(work: Callable[[], Result]) -> Result:
+    """The result of some work, or why it gave none."""
+    try:
+        return work()
+    except Exception as error:
+        return Failed(f"{type(error).__name__}: {error}", traceback.format_exc())
 
 
 def _remembers(state: ClientState) -> bool:

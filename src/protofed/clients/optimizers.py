@@ -4,11 +4,12 @@ The arithmetic is that of `torch.optim.SGD` and `torch.optim.Adam` (tested again
 all parameters in a few calls.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from typing import ClassVar, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from protofed.method import Method, Plan, Step
 from protofed.models.net import Net
@@ -17,20 +18,30 @@ State = dict[str, Tensor]
 
 
 class LocalOptimizer:
-    """Follows one step of a method. It counts its steps, and how far a unit gradient would have moved a weight."""
+    """Follows one step of a method. It counts its steps, and how far a unit gradient would have moved a weight.
+
+    Where clients step together every tensor is a stack of theirs; only the clipping has to know.
+    """
 
     slots: ClassVar[tuple[str, ...]] = ()
+    counters: ClassVar[tuple[str, ...]] = ("taken",)
 
-    def __init__(self, params: Mapping[str, nn.Parameter], plan: Plan, step: Step, lr: float) -> None:
-        self.names = list(params)
-        self.params = list(params.values())
-        self._values = [param.detach() for param in self.params]  # the same memory, outside the graph
+    def __init__(
+        self, params: Mapping[str, Tensor], plan: Plan, step: Step, lr: float, *, stacked: bool = False
+    ) -> None:
+        self._follow(params)
+        self._stacked = stacked
         self.lr = lr if step.lr is None else step.lr
         self.momentum = plan.momentum if step.momentum is None else step.momentum
         self.weight_decay = plan.weight_decay
         self.clip = step.clip
         self.taken = 0
         self._kept = {slot: [torch.zeros_like(param.detach()) for param in self.params] for slot in self.slots}
+
+    def _follow(self, params: Mapping[str, Tensor]) -> None:
+        self.names = list(params)
+        self.params = list(params.values())
+        self._values = [param.detach() for param in self.params]  # the same memory, outside the graph
 
     @property
     def reach(self) -> float | None:
@@ -45,7 +56,7 @@ class LocalOptimizer:
         params = [self._values[index] for index in used]
         kept = [[tensors[index] for index in used] for tensors in self._kept.values()]
         if self.clip is not None:
-            _clip(gradients, self.clip)
+            _clip(gradients, self.clip, self._stacked)
         self.taken += 1
         if self.weight_decay:
             gradients = list(torch._foreach_add(gradients, params, alpha=self.weight_decay))
@@ -67,14 +78,35 @@ class LocalOptimizer:
         for slot in self.slots:
             self._kept[slot] = [state[f"{slot}/{name}"].clone() for name in self.names]
 
+    def over(self, params: Mapping[str, Tensor], part: Callable[[Tensor], Tensor]) -> Self:
+        """The same optimiser, as far as it has come, for other tensors, with `part` of all that it keeps."""
+        other = copy(self)
+        other._follow({name: params[name] for name in self.names})
+        other._kept = {slot: [part(tensor) for tensor in tensors] for slot, tensors in self._kept.items()}
+        return other
+
+    def count_as(self, other: "LocalOptimizer") -> None:
+        """Have taken as many steps as another."""
+        for counter in self.counters:
+            setattr(self, counter, getattr(other, counter))
+
+    def take_back(self, clients: Tensor, part: "LocalOptimizer") -> None:
+        """Put what `part` keeps of some clients into the stacks of all."""
+        for slot, tensors in self._kept.items():
+            for tensor, rows in zip(tensors, part._kept[slot], strict=True):
+                tensor.index_copy_(0, clients, rows)
+
 
 class Sgd(LocalOptimizer):
     """Stochastic gradient descent with momentum."""
 
     slots = ("momentum",)
+    counters = ("taken", "_stride", "_reach")
 
-    def __init__(self, params: Mapping[str, nn.Parameter], plan: Plan, step: Step, lr: float) -> None:
-        super().__init__(params, plan, step, lr)
+    def __init__(
+        self, params: Mapping[str, Tensor], plan: Plan, step: Step, lr: float, *, stacked: bool = False
+    ) -> None:
+        super().__init__(params, plan, step, lr, stacked=stacked)
         self._stride = self._reach = 0.0
 
     @property
@@ -97,11 +129,14 @@ class Adam(LocalOptimizer):
     """Adam with the usual constants; weight decay acts inside the gradient."""
 
     slots = ("mean", "square")
+    counters = ("taken", "_steps_ever")
     betas = (0.9, 0.999)
     epsilon = 1e-8
 
-    def __init__(self, params: Mapping[str, nn.Parameter], plan: Plan, step: Step, lr: float) -> None:
-        super().__init__(params, plan, step, lr)
+    def __init__(
+        self, params: Mapping[str, Tensor], plan: Plan, step: Step, lr: float, *, stacked: bool = False
+    ) -> None:
+        super().__init__(params, plan, step, lr, stacked=stacked)
         self._steps_ever = 0
 
     def _update(self, params: list[Tensor], gradients: list[Tensor], kept: list[list[Tensor]]) -> None:
@@ -123,13 +158,21 @@ class Adam(LocalOptimizer):
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Continue from kept moments."""
         super().restore(state)
-        self._steps_ever = int(state["steps"])
+        # Clients that step together have taken equally many.
+        self._steps_ever = int(state["steps"].flatten()[0])
 
 
-def make_optimizers(method: Method, net: Net, plan: Plan, lr: float) -> list[LocalOptimizer]:
-    """One optimiser per step of the method, over the parameters that step trains."""
+def make_optimizers(
+    method: Method, net: Net, plan: Plan, lr: float, stacks: Mapping[str, Tensor] | None = None
+) -> list[LocalOptimizer]:
+    """One optimiser per step of the method, over the parameters that step trains, or over stacks of them."""
     kind = {"sgd": Sgd, "adam": Adam}[plan.optimizer]
-    return [kind(net.params(step.trains), plan, step, lr) for step in method.steps]
+    made = []
+    for step in method.steps:
+        own = net.params(step.trains)
+        params = own if stacks is None else {name: stacks[name] for name in own}
+        made.append(kind(params, plan, step, lr, stacked=stacks is not None))
+    return made
 
 
 def kept_state(method: Method, optimizers: Sequence[LocalOptimizer]) -> State:
@@ -147,7 +190,15 @@ def restore_state(method: Method, optimizers: Sequence[LocalOptimizer], state: M
         one.restore({key.removeprefix(f"{index}/"): value for key, value in state.items()})
 
 
-def _clip(gradients: list[Tensor], most: float) -> None:
-    """Shrink the gradients together so that their joint norm is at most `most`."""
-    norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(gradient) for gradient in gradients]))
-    torch._foreach_mul_(gradients, (most / (norm + 1e-6)).clamp(max=1.0))
+def _clip(gradients: list[Tensor], most: float, stacked: bool) -> None:
+    """Shrink the gradients together so that their joint norm, of each client if they are stacks, is at most `most`."""
+    norms = [
+        torch.linalg.vector_norm(gradient.flatten(1) if stacked else gradient, dim=1 if stacked else None)
+        for gradient in gradients
+    ]
+    factor = (most / (torch.linalg.vector_norm(torch.stack(norms), dim=0) + 1e-6)).clamp(max=1.0)
+    if not stacked:
+        torch._foreach_mul_(gradients, factor)
+        return
+    for gradient in gradients:
+        gradient.mul_(factor.reshape(-1, *[1] * (gradient.dim() - 1)))

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from protofed.clients.transfer import to_device
 from protofed.data import Augment, Images, Normalise
 
 
@@ -23,8 +24,8 @@ class ClientSamples:
     ) -> None:
         self.validation = validation
         self._balanced = balanced
-        self.y = images.y.to(device)
-        self._pixels = images.x.to(device)
+        self.y = to_device(images.y, device)
+        self._pixels = to_device(images.x, device)
         self._normalise = normalise
         self._augment = augment
         self._dtype = dtype

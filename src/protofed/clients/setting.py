@@ -1,5 +1,6 @@
 """Everything that is settled before the first round, known to the server and to every client."""
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -35,11 +36,17 @@ class Setting:
     device: torch.device
     layout: str = "standard"
     """How the kernels of a client's network lie in memory."""
+    autocast: bool = False
+    """Whether losses and predictions are computed in bfloat16 where that is safe; weights stay as they are."""
 
     @property
     def model(self) -> Split:
         """The architecture of the server, and of all clients where there is only one."""
         return self.models[0]
+
+    def precision(self) -> AbstractContextManager[None]:
+        """What a loss or a prediction is computed in."""
+        return torch.autocast(self.device.type, torch.bfloat16) if self.autocast else nullcontext()
 
     def architecture_of(self, client: str | None) -> int:
         """Which of the models a client has."""

@@ -1,20 +1,28 @@
-"""Local training: the one inner loop, the same for every method and every engine."""
+"""Local training: the one inner loop, the same for every method; `clients/vectorised.py` is its form for many clients.
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+What both forms have in common is here: what a client learns from and in which order, and what is kept of it.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import islice
 from operator import add
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from protofed.clients.optimizers import LocalOptimizer
+from protofed.clients.optimizers import LocalOptimizer, State, kept_state
 from protofed.clients.samples import ClientSamples
-from protofed.method import At, Method, Notes
+from protofed.method import At, Method, Notes, Terms
 from protofed.models import normalisation
 from protofed.models.net import Net
 from protofed.seeding import stable_seed
+
+Precision = Callable[[], AbstractContextManager[Any]]
+"""Makes the context a loss is computed in."""
 
 
 @dataclass(frozen=True)
@@ -24,37 +32,108 @@ class Learnt:
     loss: dict[str, float]
     samples: int
     notes: Notes
+    taken: int
+    """Optimiser steps done."""
+    reach: float | None
+    """How far a unit gradient would have moved a weight."""
+    optimizer: State
+    """What is remembered of the optimisers."""
 
 
-def train(method: Method, net: Net, samples: ClientSamples, at: At, optimizers: list[LocalOptimizer]) -> Learnt:
+@dataclass(frozen=True)
+class Lesson:
+    """One batch, this batch's chance, and whether notes are kept of it."""
+
+    x: Tensor
+    y: Tensor
+    draw: Any
+    noted: bool
+
+
+def train(
+    method: Method,
+    net: Net,
+    samples: ClientSamples,
+    at: At,
+    optimizers: list[LocalOptimizer],
+    precision: Precision = nullcontext,
+) -> Learnt:
     """Train for this round's epochs."""
-    lottery = at.rng("draw")
-    epochs = at.plan.epochs[at.round]
-    terms_seen: dict[str, list[tuple[Tensor, int]]] = {}
-    samples_seen = 0
-    kept: list[Notes] = []
-    with torch.random.fork_rng(devices=[]):
-        # Only dropout draws from the global generator; this keys it like everything else.
-        torch.default_generator.manual_seed(stable_seed(at.seed, "dropout", at.round, at.client))
-        _set_modes(method, net)
-        for epoch, x, y in _batches(method, samples, at):
-            keeps = method.keeps_notes and (at.plan.unit == "steps" or epoch == epochs - 1)
-            drawn = method.draw(y, at, lottery)
-            step_at = at if drawn is None else replace(at, draw=drawn)
+    like = next(iter(net.params().values()))
+    logbook = Logbook(like.dtype)
+    with _keyed_dropout(at, like.device):
+        set_modes(method, net)
+        for lesson in lessons(method, samples, at):
+            step_at = at if lesson.draw is None else replace(at, draw=lesson.draw)
             for step, optimizer in zip(method.steps, optimizers, strict=True):
-                outcome = getattr(method, step.loss)(net, x, y, step_at)
-                terms, notes = outcome if isinstance(outcome, tuple) else (outcome, {})
+                with precision():
+                    terms, notes = terms_and_notes(getattr(method, step.loss)(net, lesson.x, lesson.y, step_at))
                 optimizer.step(reduce(add, terms.values()))
-                for name, value in terms.items():
-                    terms_seen.setdefault(name, []).append((value.detach(), len(y)))
-                if keeps and notes:
-                    kept.append({key: value.detach() for key, value in notes.items()})
-            samples_seen += len(y)
-    return Learnt(
-        {name: _total(seen) / samples_seen for name, seen in terms_seen.items()},
-        samples_seen,
-        {key: torch.cat([notes[key] for notes in kept]) for key in kept[0]} if kept else {},
-    )
+                logbook.write(terms, notes if lesson.noted else {}, len(lesson.y))
+            logbook.samples += len(lesson.y)
+    return logbook.learnt(method, optimizers)
+
+
+def lessons(method: Method, samples: ClientSamples, at: At) -> Iterator[Lesson]:
+    """All that a client learns from in this round; nothing of it depends on other clients or on the engine."""
+    lottery = at.rng("draw")
+    last = at.plan.epochs[at.round] - 1
+    for epoch, x, y in _batches(method, samples, at):
+        noted = method.keeps_notes and (at.plan.unit == "steps" or epoch == last)
+        yield Lesson(x, y, method.draw(y, at, lottery), noted)
+
+
+@contextmanager
+def _keyed_dropout(at: At, device: torch.device) -> Iterator[None]:
+    """Only dropout draws from torch's global generators; this keys it like everything else."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.default_generator.manual_seed(dropout_seed(at))
+        if device.type == "cuda":
+            torch.cuda.manual_seed(dropout_seed(at))
+        yield
+
+
+def dropout_seed(at: At) -> int:
+    """The seed of a client's dropout in a round."""
+    return stable_seed(at.seed, "dropout", at.round, at.client)
+
+
+def terms_and_notes(outcome: Terms | tuple[Terms, Notes]) -> tuple[Terms, Notes]:
+    """What a loss returned, in its long form."""
+    return outcome if isinstance(outcome, tuple) else (outcome, {})
+
+
+@dataclass
+class Logbook:
+    """What one client's training amounts to, step by step."""
+
+    dtype: torch.dtype
+    samples: int = 0
+    _terms: dict[str, list[tuple[Tensor, int]]] = field(default_factory=dict)
+    _notes: list[Notes] = field(default_factory=list)
+
+    def write(self, terms: Terms, notes: Notes, size: int) -> None:
+        """The terms of the loss on a batch of `size` samples, and what is kept of them."""
+        for name, value in terms.items():
+            self._terms.setdefault(name, []).append((value.detach(), size))
+        if notes:
+            self._notes.append({key: self._whole(value.detach()) for key, value in notes.items()})
+
+    def learnt(self, method: Method, optimizers: list[LocalOptimizer]) -> Learnt:
+        """All in all."""
+        notes = self._notes
+        return Learnt(
+            {name: _total(seen) / self.samples for name, seen in self._terms.items()},
+            self.samples,
+            {key: torch.cat([one[key] for one in notes]) for key in notes[0]} if notes else {},
+            optimizers[0].taken,
+            optimizers[0].reach,
+            kept_state(method, optimizers),
+        )
+
+    def _whole(self, value: Tensor) -> Tensor:
+        """Numbers in the model's own precision, also where the loss was computed in half of it."""
+        return value.to(self.dtype) if value.is_floating_point() else value
 
 
 def _total(seen: list[tuple[Tensor, int]]) -> float:
@@ -77,7 +156,7 @@ def _batches(method: Method, samples: ClientSamples, at: At) -> Iterator[tuple[i
     return every if at.plan.unit == "epochs" else islice(every, amount)
 
 
-def _set_modes(method: Method, net: Net) -> None:
+def set_modes(method: Method, net: Net) -> None:
     """Training mode, but normalisation that no step trains in evaluation mode: a frozen part must not drift."""
     trained = {name for step in method.steps for name in net.names(step.trains)}
     for name, param in net.params().items():

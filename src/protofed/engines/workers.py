@@ -1,19 +1,25 @@
-"""One single-threaded process per core. Data and code reach the workers by fork, so neither is copied nor pickled."""
+"""One single-threaded process per core. Data and code reach the workers by fork, so neither is copied nor pickled.
+
+A message that several clients receive is written once, into memory that all processes share, and uploads come back the
+same way. Forking takes some milliseconds and needs the data in place, so workers start after loading, not beside it.
+"""
 
 import ctypes
 import multiprocessing
 import signal
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
 import torch
 
-from protofed.clients import ClientSide, Failed, Job, Predict, Result, Setting, Templates, Train
-from protofed.records import Message
+from protofed.clients import ClientSide, Failed, Job, Predict, Result, Setting, Templates, Train, Trained
+from protofed.engines.slate import Slate
+from protofed.records import Bytes, Message
 
 _PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux
 
@@ -27,17 +33,21 @@ class WorkersEngine:
         self.workers = workers
         self._setting = setting
         self._templates = templates
+        self._board = Slate()
         self._crew = [self._hire() for _ in range(workers)]
 
     def perform(self, jobs: Sequence[tuple[Job, Message]]) -> Iterator[tuple[Job, Result]]:
         """The results as they come; the longest jobs are handed out first so that no core waits for a straggler."""
         waiting = deque(sorted(jobs, key=lambda entry: self._effort(entry[0]), reverse=True))
+        posted = _most_common(jobs)
+        if posted is not None:
+            self._board.write(posted.blob)
         idle = list(self._crew)
         busy: dict[Connection, tuple[_Worker, Job]] = {}
         while waiting or busy:
             while waiting and idle:
                 worker, (job, message) = idle.pop(), waiting.popleft()
-                worker.give(job, message)
+                worker.give(job, message, on_board=message is posted)
                 busy[worker.line] = (worker, job)
             for line in wait(list(busy)):
                 assert isinstance(line, Connection)
@@ -54,10 +64,12 @@ class WorkersEngine:
         """End the workers, also those in the middle of a job."""
         for worker in self._crew:
             worker.dismiss()
+        if self._crew:
+            self._board.close()
         self._crew = []
 
     def _hire(self) -> "_Worker":
-        return _Worker(self._setting, self._templates)
+        return _Worker(self._setting, self._templates, self._board)
 
     def _effort(self, job: Job) -> int:
         """How much work a job is, relative to others of its kind."""
@@ -68,27 +80,36 @@ class WorkersEngine:
         return self._setting.sizes[str(job.client)]
 
 
+def _most_common(jobs: Sequence[tuple[Job, Message]]) -> Message | None:
+    """The message that most jobs have in common, if any two have one."""
+    by_identity = {id(message): message for _, message in jobs}
+    counted = Counter(id(message) for _, message in jobs).most_common(1)
+    return by_identity[counted[0][0]] if counted and counted[0][1] > 1 else None
+
+
 class _Worker:
     """The parent's end of one process; it remembers which message the process has at hand, to send it only once."""
 
-    def __init__(self, setting: Setting, templates: Templates) -> None:
+    def __init__(self, setting: Setting, templates: Templates, board: Slate) -> None:
         context = multiprocessing.get_context("fork")
         self.line, far_end = context.Pipe()
         self.dead = False
         self._at_hand: Message | None = None
+        self._upload = Slate()
         self._process: BaseProcess = context.Process(
-            target=_serve, args=(far_end, self.line, setting, templates), daemon=True
+            target=_serve, args=(far_end, self.line, board, self._upload, setting, templates), daemon=True
         )
         self._process.start()
         far_end.close()
 
-    def give(self, job: Job, message: Message) -> None:
-        """Start a job."""
+    def give(self, job: Job, message: Message, *, on_board: bool) -> None:
+        """Start a job; the message lies on the board, or goes with it unless it is at hand already."""
         known = self._at_hand is message
         self._at_hand = message
+        content: Message | Bytes | None = None if known else message.size if on_board else message
         # A dead process is noticed when its answer is awaited.
         with suppress(BrokenPipeError):
-            self.line.send((job, None if known else message))
+            self.line.send((job, content))
 
     def answer(self) -> Result:
         """The result of the job it was given."""
@@ -97,17 +118,21 @@ class _Worker:
         except (EOFError, OSError):
             self._process.join()
             self.dead = True
+            self._upload.close()
             return Failed(f"its process ended with code {self._process.exitcode}")
-        return result
+        return replace(result, blob=self._upload.read()) if isinstance(result, Trained) else result
 
     def dismiss(self) -> None:
         """End the process."""
         self._process.kill()
         self._process.join()
         self.line.close()
+        self._upload.close()
 
 
-def _serve(line: Connection, parents_end: Connection, setting: Setting, templates: Templates) -> None:
+def _serve(
+    line: Connection, parents_end: Connection, board: Slate, upload: Slate, setting: Setting, templates: Templates
+) -> None:
     """The life of a worker: perform what comes until the parent is gone."""
     die_with_parent()
     parents_end.close()
@@ -118,10 +143,15 @@ def _serve(line: Connection, parents_end: Connection, setting: Setting, template
     at_hand: Message | None = None
     with suppress(EOFError, BrokenPipeError):
         while True:
-            job, message = line.recv()
-            at_hand = message or at_hand
+            job, content = line.recv()
+            if content is not None:
+                at_hand = Message(board.read(), content) if isinstance(content, Bytes) else content
             assert at_hand is not None
-            line.send(side.perform(job, at_hand))
+            result = side.perform(job, at_hand)
+            if isinstance(result, Trained):
+                upload.write(result.blob)
+                result = replace(result, blob=b"")
+            line.send(result)
 
 
 def die_with_parent() -> None:

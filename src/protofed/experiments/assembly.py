@@ -15,7 +15,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from protofed.clients import Setting, Templates, rehearse
 from protofed.data import Augment, Dataset, load, make_partition
 from protofed.data.catalog import data_options
-from protofed.engines import choose_engine
+from protofed.engines import Choice, choose_engine
 from protofed.errors import UserError, unknown_name
 from protofed.experiments.options import Options
 from protofed.method import At, Method
@@ -50,13 +50,12 @@ class Assembly:
     options: Options
     setting: Setting
     templates: Templates
-    engine: str
-    workers: int
+    engine: Choice
     warnings: tuple[str, ...]
     weights: WeightsReport | None
 
     def description(self) -> dict[str, Any]:
-        """Everything resolved, as run.json has it; nothing in it depends on when or where the run happens."""
+        """Everything resolved, as run.json has it; but for the engine nothing in it depends on when or where."""
         setting, options = self.setting, self.options
         dataset, partition = setting.dataset, setting.partition
         return {
@@ -100,7 +99,7 @@ class Assembly:
             },
             "plan": asdict(setting.plan),
             "seed": options.seed,
-            "engine": {"name": self.engine, "workers": self.workers, "layout": setting.layout},
+            "engine": {**asdict(self.engine), "layout": setting.layout},
             "warnings": list(self.warnings),
             "versions": {
                 "protofed": version("protofed"),
@@ -157,6 +156,7 @@ def assemble(options: Options, clients_folder: Path) -> Assembly:
         seed=options.seed,
         dtype=getattr(torch, options.dtype),
         device=device,
+        autocast=options.autocast,
     )
     with _keyed(options.seed, "build"):
         built = tuple(_built(options, method, base, setting.at(0, None)) for base in setting.models)
@@ -168,9 +168,9 @@ def assemble(options: Options, clients_folder: Path) -> Assembly:
         )
     templates = rehearse(setting)
     _refuse_impossible(options, setting, templates)
-    engine, workers = choose_engine(options.engine, options.workers, len(partition.clients), options.device)
+    engine = choose_engine(options.engine, options.workers, options.participation, setting, templates)
     warnings = (*dataset.warnings, *partition.warnings, *_random_parts(options, setting), *_own_plan(options, setting))
-    return Assembly(options, setting, templates, engine, workers, warnings, report)
+    return Assembly(options, setting, templates, engine, warnings, report)
 
 
 def _base_models(options: Options, dataset: Dataset) -> tuple[list[Split], WeightsReport | None]:
@@ -222,6 +222,8 @@ def _random_parts(options: Options, setting: Setting) -> list[str]:
 def _refuse_impossible(options: Options, setting: Setting, templates: Templates) -> None:
     """Combinations that cannot work, refused with the reason."""
     method = setting.method
+    if options.autocast and setting.dtype == torch.float64:
+        raise UserError("--autocast computes in bfloat16, which --dtype float64 rules out; leave one of them out")
     if len(setting.models) > 1 and method.shares != nothing:
         raise UserError(
             f"{options.method} exchanges weights, so all clients need one architecture; give one --model, or a method "

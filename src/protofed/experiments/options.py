@@ -56,6 +56,7 @@ class Options(BaseModel):
     workers: WholeNumber | None = Field(None, description="processes of the workers engine")
     device: str = Field("cpu", description="cpu | cuda")
     dtype: Literal["float32", "float64"] = Field("float32", description="precision")
+    autocast: bool = Field(False, description="compute losses and predictions in bfloat16 where that is safe")
     layout: str = Field("auto", description=" | ".join(LAYOUTS) + ": how kernels lie in memory")
     seed: int = Field(0, description="the seed of everything random")
     evaluate_every: WholeNumber = Field(1, description="evaluate after every N rounds, and after the last")

@@ -59,7 +59,7 @@ def run(
             raise UserError("--resume needs --out, the folder of the run to continue")
         stored = Run(out).options
         _refuse_changes(stored, given)
-        given = {**stored, **given}
+        given = {**stored, **_engine_of(Run(out)), **given}
     chosen = make_options(given)
     folder = RunFolder(Path(out) if out is not None else _free_name(chosen))
     if not resume:
@@ -85,7 +85,7 @@ def _run(assembly: Assembly, folder: RunFolder, resume: bool, callbacks: list[An
         log.warning("%s", warning)
     start = time.perf_counter()
     options, setting = assembly.options, assembly.setting
-    engine = make_engine(assembly.engine, assembly.workers, setting, assembly.templates)
+    engine = make_engine(assembly.engine, setting, assembly.templates)
     try:
         watch = Watch(
             options.participation,
@@ -137,7 +137,7 @@ def _summary(assembly: Assembly, rounds: list[dict[str, Any]], seconds: float) -
         "protocol": assembly.setting.partition.protocol,
         "seed": options.seed,
         "rounds": len(rounds),
-        "engine": assembly.engine,
+        "engine": assembly.engine.name,
         "accuracy": rounds[-1]["accuracy"] if only_the_end_counts else mean_of_last(rounds),
         "accuracy_final": rounds[-1]["accuracy"],
         "accuracy_best_validation": best_validated(rounds),
@@ -165,6 +165,12 @@ def _refuse_changes(stored: Mapping[str, Any], given: Mapping[str, Any]) -> None
     if changed:
         texts = ", ".join(f"{name} (was {stored[name]}, now {wanted[name]})" for name in changed)
         raise UserError(f"--resume continues a run as it was begun, but these options differ: {texts}")
+
+
+def _engine_of(run: Run) -> dict[str, Any]:
+    """The engine a run was begun on: what `auto` chose then is not chosen anew."""
+    begun = run.config["engine"]
+    return {"engine": begun["name"], "workers": begun["workers"] if begun["name"] == "workers" else None}
 
 
 def _free_name(options: Options) -> Path:

@@ -50,6 +50,7 @@ class Copa(Method):
         "MarsFL averages the heads through a second name; here they are collected. Only the saved model, which has "
         "room for one head, holds their mean: with a linear head that is ensemble=logits exactly.",
     )
+    not_vectorised = "its loss leaves out the client's own head, which it finds by name"
     shares = features
     kind = "global"  # extractor and all heads are the same for everybody
 

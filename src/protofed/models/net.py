@@ -1,8 +1,8 @@
 """A model at given weights: all that a method ever sees of a network."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,8 @@ from torch.nn.modules.batchnorm import _NormBase
 from protofed.models.groups import Group, everything, tensors
 from protofed.models.split import Split, evaluation_mode
 from protofed.records import ClassTable, PrototypeSet, Weights
+
+T = TypeVar("T")
 
 
 class Net:
@@ -56,10 +58,23 @@ class Net:
         return Net(self.model, Weights(weights.params, stats))
 
     def _run(self, function: str, *arguments: Any) -> Tensor:
-        if self._at is None:
-            result: Tensor = getattr(self.model, function)(*arguments)
-            return result
-        return functional_call(_Caller(self.model), self._at, (function, *arguments))  # type: ignore[no-any-return]
+        call = getattr(self.model, function)
+        result: Tensor
+        result = call(*arguments) if self._at is None else self._with(self._at, call, *arguments)
+        return result
+
+    def bound(self, tensors: Mapping[str, Tensor], call: Callable[[], T]) -> T:
+        """What `call` returns while the network's own tensors are these, for instance a stack of many clients'."""
+        params, stats = self._params, self._stats
+        self._params = {name: tensors[name] for name in params}  # type: ignore[misc]
+        self._stats = {name: tensors[name] for name in stats}
+        try:
+            return self._with({f"model.{name}": tensor for name, tensor in tensors.items()}, call)
+        finally:
+            self._params, self._stats = params, stats
+
+    def _with(self, tensors: dict[str, Tensor], call: Callable[..., T], *arguments: Any) -> T:
+        return functional_call(_Caller(self.model), tensors, (call, *arguments))  # type: ignore[no-any-return]
 
     def names(self, group: Group) -> frozenset[str]:
         """The names of the tensors in `group`, looked up once."""
@@ -117,11 +132,11 @@ class Net:
 
 
 class _Caller(nn.Module):
-    """Lets `functional_call`, which knows `forward` only, reach any function of a model."""
+    """Lets `functional_call`, which knows `forward` only, reach whatever computes with a model."""
 
     def __init__(self, model: Split) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, function: str, *arguments: Any) -> Any:
-        return getattr(self.model, function)(*arguments)
+    def forward(self, call: Callable[..., T], *arguments: Any) -> T:
+        return call(*arguments)

@@ -167,6 +167,8 @@ def map_tensors(value: T, change: Callable[[Tensor], Tensor]) -> T:
         return change(value)  # type: ignore[return-value]
     if isinstance(value, dict):
         return {key: map_tensors(item, change) for key, item in value.items()}  # type: ignore[return-value]
+    if type(value) in (list, tuple):
+        return type(value)(map_tensors(item, change) for item in value)  # type: ignore[call-arg, attr-defined]
     if isinstance(value, Record):
         parts = {entry.name: map_tensors(getattr(value, entry.name), change) for entry in fields(value)}  # type: ignore[arg-type]
         return replace(value, **parts)  # type: ignore[type-var]

@@ -1,0 +1,373 @@
+"""Local training of many clients at once: their weights are stacked, and a loss is computed for all of them in one go.
+
+The arithmetic is that of `clients/training.py`, client by client; only the order in which a kernel adds up may differ,
+so results agree to rounding. Clients take their n-th step together if their n-th batches have equal shapes. Those
+whose batch has another shape, mostly the last of an epoch, step in a group of their own: nothing is padded, so no
+method has to know.
+"""
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
+from functools import reduce
+from operator import add
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+
+from protofed.clients.client import Ready
+from protofed.clients.optimizers import LocalOptimizer, make_optimizers, restore_state
+from protofed.clients.training import (
+    Learnt,
+    Lesson,
+    Logbook,
+    Precision,
+    dropout_seed,
+    lessons,
+    set_modes,
+    terms_and_notes,
+)
+from protofed.method import At, Method, Notes, Step, Terms
+from protofed.models.net import Net
+from protofed.records import Record, Weights, map_tensors
+
+_COPIES = 6
+"""Of the weights while a client trains: as the round began, trained, their gradients, moments and what is computed."""
+
+
+class CannotVectorise(Exception):
+    """A loss that cannot be computed for many clients at once, and why."""
+
+
+def alike(crew: Sequence[Ready]) -> list[list[Ready]]:
+    """Clients grouped by what they received and remember: those of a group can be stacked."""
+    groups: dict[Hashable, list[Ready]] = {}
+    for ready in crew:
+        # Adam corrects its moments by the number of steps they are made of, which is one number for a whole stack.
+        steps = tuple(int(value) for key, value in ready.optimizer.items() if key.endswith("/steps"))
+        outline = _outline((ready.at.down, ready.at.memory, ready.at.start)), _outline(ready.optimizer), steps
+        groups.setdefault(outline, []).append(ready)
+    return list(groups.values())
+
+
+def train_together(
+    method: Method, net: Net, crew: Sequence[Ready], precision: Precision
+) -> Iterator[tuple[Ready, Weights, Learnt]]:
+    """Train clients that are alike for this round's epochs; each with the weights it ends with."""
+    set_modes(method, net)
+    stack = _Stack.of(method, net, crew)
+    pupils = [_Pupil(ready, lessons(method, ready.samples, ready.at), Logbook(_dtype(net))) for ready in crew]
+    learning = dict(enumerate(pupils))
+    while learning:
+        for position, pupil in list(learning.items()):
+            if not pupil.turn_page():
+                del learning[position]
+                yield (pupil.ready, *stack.part_of(position, pupil.logbook))
+        last = stack
+        for members in _by_outline(learning):
+            whole = len(members) == len(pupils)
+            group = stack if whole else stack.take(torch.tensor(members, device=stack.device))
+            group.step([pupils[position] for position in members], precision)
+            if not whole:
+                stack.take_back(members, group)
+            last = group
+        stack.count_as(last)
+
+
+def training_bytes(method: Method, net: Net, ready: Ready, precision: Precision) -> int:
+    """About what a client takes while it trains among others: weights, samples, and what a step keeps in between."""
+    kept: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        kept[tensor.data_ptr()] = tensor.nbytes
+        return tensor
+
+    weights = sum(tensor.nbytes for tensor in ready.at.start.tensors().values())
+    lesson = next(lessons(method, ready.samples, ready.at), None)
+    if lesson is None:
+        return _COPIES * weights
+    set_modes(method, net)
+    at = replace(ready.at, draw=lesson.draw)
+    hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
+    with torch.random.fork_rng(devices=[]), hooks, precision():
+        for step in method.steps:
+            getattr(method, step.loss)(net, lesson.x, lesson.y, at)
+    samples = len(ready.samples) * lesson.x[0].nbytes
+    return _COPIES * weights + samples + 2 * sum(kept.values())  # as much again on the way back
+
+
+@dataclass
+class _Pupil:
+    """One client on its way through the round."""
+
+    ready: Ready
+    lessons: Iterator[Lesson]
+    logbook: Logbook
+    lesson: Lesson | None = None
+
+    def turn_page(self) -> bool:
+        """Go to the next lesson, if there is one."""
+        self.lesson = next(self.lessons, None)
+        return self.lesson is not None
+
+
+def _by_outline(learning: Mapping[int, _Pupil]) -> list[list[int]]:
+    """The positions of those who can take their next step together."""
+    groups: dict[Hashable, list[int]] = {}
+    for position, pupil in learning.items():
+        lesson = pupil.lesson
+        assert lesson is not None
+        groups.setdefault(_outline((lesson.x, lesson.y, lesson.draw, lesson.noted)), []).append(position)
+    return list(groups.values())
+
+
+@dataclass
+class _Stack:
+    """The clients of a crew, one above the other, or some of them."""
+
+    method: Method
+    net: Net
+    trained: dict[str, Tensor]
+    stats: dict[str, Tensor]
+    frozen: "_Bundle"
+    """What no step trains, by name."""
+    given: "_Bundle"
+    """What differs between clients and stays as it is during the round: down, memory, start, held, size."""
+    at: At
+    optimizers: list[LocalOptimizer]
+    dice: list[torch.Generator]
+    """From which each client's dropout is drawn."""
+
+    @classmethod
+    def of(cls, method: Method, net: Net, crew: Sequence[Ready]) -> Self:
+        """The clients as their round begins."""
+        chosen = set().union(*(net.params(step.trains) for step in method.steps))
+        names = [name for name in net.params() if name in chosen]
+        starts = [ready.at.start for ready in crew]
+        trained = {name: _stacked([start.params[name] for start in starts]).requires_grad_() for name in names}
+        stats = {name: _stacked([start.stats[name] for start in starts]) for name in starts[0].stats}
+        frozen = [{name: param for name, param in start.params.items() if name not in chosen} for start in starts]
+        at = crew[0].at
+        optimizers = make_optimizers(method, net, at.plan, at.lr, stacks=trained)
+        remembered = [ready.optimizer for ready in crew]
+        restore_state(method, optimizers, {key: _stacked([one[key] for one in remembered]) for key in remembered[0]})
+        sizes = [torch.tensor(ready.at.size, dtype=_dtype(net), device=at.held.device) for ready in crew]
+        given = [
+            (ready.at.down, ready.at.memory, ready.at.start, ready.at.held, size)
+            for ready, size in zip(crew, sizes, strict=True)
+        ]
+        dice = [torch.Generator(device=at.held.device).manual_seed(dropout_seed(ready.at)) for ready in crew]
+        return cls(method, net, trained, stats, _Bundle.of(frozen), _Bundle.of(given), at, optimizers, dice)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the stacks are."""
+        return next(iter(self.trained.values())).device
+
+    def step(self, pupils: Sequence[_Pupil], precision: Precision) -> None:
+        """One step of each of the method's optimisers, on the batch each pupil has open."""
+        batch = [pupil.lesson for pupil in pupils if pupil.lesson is not None]
+        x, y = _stacked([lesson.x for lesson in batch]), _stacked([lesson.y for lesson in batch])
+        draw = _Bundle.of([lesson.draw for lesson in batch])
+        for step, optimizer in zip(self.method.steps, self.optimizers, strict=True):
+            with precision():
+                terms, notes = self._losses(step, x, y, draw, noted=batch[0].noted)
+            optimizer.step(reduce(add, terms.values()).sum())
+            for row, pupil in enumerate(pupils):
+                pupil.logbook.write(_row(terms, row), _row(notes, row), y.shape[1])
+        for pupil in pupils:
+            pupil.logbook.samples += y.shape[1]
+
+    def _losses(self, step: Step, x: Tensor, y: Tensor, draw: "_Bundle", *, noted: bool) -> tuple[Terms, Notes]:
+        """The terms of every client's loss, and the notes where they are kept."""
+
+        def one(
+            trained: dict[str, Tensor],
+            stats: dict[str, Tensor],
+            frozen: list[Tensor],
+            given: list[Tensor],
+            drawn: list[Tensor],
+            who: Tensor,
+            x: Tensor,
+            y: Tensor,
+        ) -> tuple[Terms, Notes]:
+            down, memory, start, held, size = self.given.around(given)
+            at = _together(
+                self.at, down=down, memory=memory, start=start, held=held, draw=draw.around(drawn), size=size
+            )
+            tensors = {**trained, **stats, **self.frozen.around(frozen)}
+            with self._dropout(who):
+                outcome = self.net.bound(tensors, lambda: getattr(self.method, step.loss)(self.net, x, y, at))
+            terms, notes = terms_and_notes(outcome)
+            return terms, notes if noted else {}
+
+        dims = (0, 0, self.frozen.dims, self.given.dims, draw.dims, 0, 0, 0)
+        who = torch.arange(len(x), device=x.device)
+        result: tuple[Terms, Notes] = vmap(one, in_dims=dims)(
+            self.trained, self.stats, self.frozen.tensors, self.given.tensors, draw.tensors, who, x, y
+        )
+        return result
+
+    @contextmanager
+    def _dropout(self, who: Tensor) -> Iterator[None]:
+        """Inside: dropout draws for each client what it would draw alone."""
+        layers = [layer for layer in self.net.model.modules() if type(layer) is nn.Dropout]
+        for layer in layers:
+            layer.forward = self._dropper(layer, who)  # type: ignore[assignment, method-assign]
+        try:
+            yield
+        finally:
+            for layer in layers:
+                del layer.forward
+
+    def _dropper(self, layer: nn.Dropout, who: Tensor) -> Callable[[Tensor], Tensor]:
+        keep = 1 - layer.p
+
+        def drop(x: Tensor) -> Tensor:
+            if not layer.training or layer.p == 0:
+                return x
+            # The chance of every client is drawn outside of vmap, which would draw for all of them at once.
+            shape, dtype, device = x.shape, x.dtype, x.device
+            with torch._C._DisableFuncTorch():
+                masks = [
+                    torch.empty(shape, dtype=dtype, device=device).bernoulli_(keep, generator=die) for die in self.dice
+                ]
+                noise = torch.stack(masks).div_(keep)
+            return x * noise[who]
+
+        return drop
+
+    def take(self, clients: Tensor) -> Self:
+        """Some of the clients, to step apart from the others."""
+        trained = {name: tensor.detach()[clients].requires_grad_() for name, tensor in self.trained.items()}
+        return type(self)(
+            self.method,
+            self.net,
+            trained,
+            {name: tensor[clients] for name, tensor in self.stats.items()},
+            self.frozen.take(clients),
+            self.given.take(clients),
+            self.at,
+            [optimizer.over(trained, lambda tensor: tensor[clients]) for optimizer in self.optimizers],
+            [self.dice[client] for client in clients.tolist()],
+        )
+
+    def take_back(self, members: Sequence[int], part: "_Stack") -> None:
+        """Put clients that stepped apart back in their places."""
+        clients = torch.tensor(members, device=self.device)
+        for mine, theirs in ((self.trained, part.trained), (self.stats, part.stats)):
+            for name, tensor in mine.items():
+                tensor.detach().index_copy_(0, clients, theirs[name].detach())
+        for optimizer, partial in zip(self.optimizers, part.optimizers, strict=True):
+            optimizer.take_back(clients, partial)
+
+    def count_as(self, other: "_Stack") -> None:
+        """Take over how many steps the optimisers have done: whoever still learns has done as many as anybody."""
+        for optimizer, partial in zip(self.optimizers, other.optimizers, strict=True):
+            optimizer.count_as(partial)
+
+    def part_of(self, position: int, logbook: Logbook) -> tuple[Weights, Learnt]:
+        """What one client has come to."""
+        trained = {name: tensor.detach()[position] for name, tensor in self.trained.items()}
+        params = {**trained, **self.frozen.of_client(position)}
+        weights = Weights(params, {name: tensor[position] for name, tensor in self.stats.items()})
+        optimizers = [optimizer.over(trained, lambda tensor: tensor[position]) for optimizer in self.optimizers]
+        return weights, logbook.learnt(self.method, optimizers)
+
+
+@dataclass
+class _Bundle:
+    """Values of one structure, one for each client: their tensors stacked, or one for all where all have the same."""
+
+    like: Any
+    tensors: list[Tensor] = field(default_factory=list)
+    dims: list[int | None] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, values: Sequence[Any]) -> Self:
+        """Stacked leaf by leaf."""
+        bundle = cls(values[0])
+        for same in zip(*(_leaves(value) for value in values), strict=True):
+            first = same[0]
+            common = all(other is first or torch.equal(other, first) for other in same[1:])
+            bundle.tensors.append(first if common else _stacked(same))
+            bundle.dims.append(None if common else 0)
+        return bundle
+
+    def around(self, tensors: Sequence[Tensor]) -> Any:
+        """The structure with these tensors in it."""
+        following = iter(tensors)
+        return map_tensors(self.like, lambda _: next(following))
+
+    def take(self, clients: Tensor) -> Self:
+        """Of some clients."""
+        pairs = zip(self.tensors, self.dims, strict=True)
+        return type(self)(self.like, [t if dim is None else t[clients] for t, dim in pairs], self.dims)
+
+    def of_client(self, position: int) -> Any:
+        """Of one client."""
+        pairs = zip(self.tensors, self.dims, strict=True)
+        return self.around([tensor if dim is None else tensor[position] for tensor, dim in pairs])
+
+
+@dataclass(frozen=True)
+class _At(At):
+    """Where the loss of many clients stands: the same for all but for its tensors, and the size is one of them."""
+
+    sizes: Tensor = field(default_factory=lambda: torch.zeros(0))
+
+    @property
+    def size(self) -> int:
+        """Of each client."""
+        return self.sizes  # type: ignore[return-value]
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "client":
+            raise CannotVectorise("its loss asks which client it is computed for (at.client)")
+        return super().__getattribute__(name)
+
+
+def _together(at: At, *, size: Tensor, **tensors: Any) -> _At:
+    """Where all of them stand."""
+    common = {entry.name: getattr(at, entry.name) for entry in fields(At)}
+    return _At(**{**common, **tensors}, sizes=size)
+
+
+def _outline(value: Any) -> Hashable:
+    """All of a structure but the numbers in its tensors."""
+    if isinstance(value, Tensor):
+        return value.shape, value.dtype
+    if isinstance(value, dict):
+        return tuple((key, _outline(item)) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return tuple(_outline(item) for item in value)
+    if isinstance(value, Record):
+        return type(value), tuple(_outline(getattr(value, entry.name)) for entry in fields(value))  # type: ignore[arg-type]
+    return value  # type: ignore[no-any-return]
+
+
+def _leaves(value: Any) -> list[Tensor]:
+    """The tensors of a structure, in the order in which `map_tensors` comes by."""
+    found: list[Tensor] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    map_tensors(value, note)
+    return found
+
+
+def _stacked(tensors: Sequence[Tensor]) -> Tensor:
+    # In the standard layout: what many clients share a kernel for has no channels that could come last.
+    return torch.stack([tensor.contiguous() for tensor in tensors])
+
+
+def _row(values: Mapping[str, Tensor], row: int) -> dict[str, Tensor]:
+    return {name: value.detach()[row] for name, value in values.items()}
+
+
+def _dtype(net: Net) -> torch.dtype:
+    return next(iter(net.params().values())).dtype

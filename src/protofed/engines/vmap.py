@@ -1,0 +1,82 @@
+"""One process in which clients step together: for tiny models, where calls cost more than arithmetic."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import torch
+
+from protofed.clients import ClientSide, Job, Result, Setting, Templates, Train
+from protofed.clients.client import attempted
+from protofed.clients.vectorised import alike, train_together, training_bytes
+from protofed.records import Message
+
+log = logging.getLogger("protofed")
+
+_MEMORY = 2**30
+"""What a crew may take of the main memory."""
+_SHARE_OF_DEVICE = 0.5
+"""What it may take of the free memory of a graphics card."""
+
+
+class VmapEngine:
+    """Trains clients in crews as large as memory allows; everything else is done one by one."""
+
+    name = "vmap"
+    workers = 1
+
+    def __init__(self, setting: Setting, templates: Templates) -> None:
+        self._setting = setting
+        self._side = ClientSide(setting, templates)
+        self._bytes_each: dict[int, int] = {}
+
+    def perform(self, jobs: Sequence[tuple[Job, Message]]) -> Iterator[tuple[Job, Result]]:
+        """Crew by crew, the largest clients first: neighbours then have batches of equal shape most of the time."""
+        training = [(job, message) for job, message in jobs if isinstance(job, Train)]
+        training.sort(key=lambda entry: self._setting.sizes[entry[0].client], reverse=True)
+        while training:
+            room = self._room(training[0])
+            yield from self._train(training[:room])
+            training = training[room:]
+        for job, message in jobs:
+            if not isinstance(job, Train):
+                yield job, self._side.perform(job, message)
+
+    def close(self) -> None:
+        """Nothing was started."""
+
+    def _train(self, jobs: Sequence[tuple[Train, Message]]) -> Iterator[tuple[Job, Result]]:
+        """One crew. If anything goes wrong the rest of it trains one by one, so that a client costs only itself."""
+        method, side = self._setting.method, self._side
+        left = dict(jobs)
+        try:
+            prepared = [side.prepare(job, message) for job, message in jobs]
+            for crew in alike(prepared):
+                net = side.net_of(crew[0].job.client)
+                for ready, weights, learnt in train_together(method, net, crew, self._setting.precision):
+                    net.load(weights)
+                    del left[ready.job]
+                    yield ready.job, attempted(partial(side.finish, ready, learnt))
+        except Exception as error:
+            log.warning("these clients cannot step together and train one by one: %s", error)
+        for job, message in left.items():
+            yield job, side.perform(job, message)
+
+    def _room(self, entry: tuple[Train, Message]) -> int:
+        """How many clients fit into memory together, if all are as large as this one."""
+        job, message = entry
+        architecture = self._setting.architecture_of(job.client)
+        if architecture not in self._bytes_each:
+            try:
+                ready = self._side.prepare(job, message)
+                net = self._side.net_of(job.client)
+                each = training_bytes(self._setting.method, net, ready, self._setting.precision)
+            except Exception:
+                return 1  # alone it will say what is wrong
+            self._bytes_each[architecture] = each
+        return max(1, self._memory() // self._bytes_each[architecture])
+
+    def _memory(self) -> int:
+        if self._setting.device.type != "cuda":
+            return _MEMORY
+        return int(_SHARE_OF_DEVICE * torch.cuda.mem_get_info(self._setting.device)[0])
