@@ -36,7 +36,7 @@ def train(method: Method, net: Net, samples: ClientSamples, at: At, optimizers: 
     with torch.random.fork_rng(devices=[]):
         # Only dropout draws from the global generator; this keys it like everything else.
         torch.default_generator.manual_seed(stable_seed(at.seed, "dropout", at.round, at.client))
-        _set_modes(method, net)
+        set_modes(method, net)
         for epoch, x, y in _batches(method, samples, at):
             keeps = method.keeps_notes and (at.plan.unit == "steps" or epoch == epochs - 1)
             drawn = method.draw(y, at, lottery)
@@ -77,9 +77,14 @@ def _batches(method: Method, samples: ClientSamples, at: At) -> Iterator[tuple[i
     return every if at.plan.unit == "epochs" else islice(every, amount)
 
 
-def _set_modes(method: Method, net: Net) -> None:
+def trained_names(method: Method, net: Net) -> set[str]:
+    """The tensors that some step trains."""
+    return {name for step in method.steps for name in net.names(step.trains)}
+
+
+def set_modes(method: Method, net: Net) -> None:
     """Training mode, but normalisation that no step trains in evaluation mode: a frozen part must not drift."""
-    trained = {name for step in method.steps for name in net.names(step.trains)}
+    trained = trained_names(method, net)
     for name, param in net.params().items():
         param.requires_grad_(name in trained)
     net.model.train()

@@ -12,7 +12,18 @@ from multiprocessing.process import BaseProcess
 
 import torch
 
-from protofed.clients import ClientSide, Failed, Job, Predict, Result, Setting, Templates, Train
+from protofed.clients import (
+    ClientSide,
+    Failed,
+    FeatureStore,
+    Job,
+    Predict,
+    Result,
+    Setting,
+    Templates,
+    Train,
+    feature_store,
+)
 from protofed.records import Message
 
 _PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux
@@ -27,6 +38,7 @@ class WorkersEngine:
         self.workers = workers
         self._setting = setting
         self._templates = templates
+        self._features = feature_store(setting)  # made here, so that the workers have it together
         self._crew = [self._hire() for _ in range(workers)]
 
     def perform(self, jobs: Sequence[tuple[Job, Message]]) -> Iterator[tuple[Job, Result]]:
@@ -57,7 +69,7 @@ class WorkersEngine:
         self._crew = []
 
     def _hire(self) -> "_Worker":
-        return _Worker(self._setting, self._templates)
+        return _Worker(self._setting, self._templates, self._features)
 
     def _effort(self, job: Job) -> int:
         """How much work a job is, relative to others of its kind."""
@@ -71,13 +83,13 @@ class WorkersEngine:
 class _Worker:
     """The parent's end of one process; it remembers which message the process has at hand, to send it only once."""
 
-    def __init__(self, setting: Setting, templates: Templates) -> None:
+    def __init__(self, setting: Setting, templates: Templates, features: FeatureStore | None) -> None:
         context = multiprocessing.get_context("fork")
         self.line, far_end = context.Pipe()
         self.dead = False
         self._at_hand: Message | None = None
         self._process: BaseProcess = context.Process(
-            target=_serve, args=(far_end, self.line, setting, templates), daemon=True
+            target=_serve, args=(far_end, self.line, setting, templates, features), daemon=True
         )
         self._process.start()
         far_end.close()
@@ -107,14 +119,16 @@ class _Worker:
         self.line.close()
 
 
-def _serve(line: Connection, parents_end: Connection, setting: Setting, templates: Templates) -> None:
+def _serve(
+    line: Connection, parents_end: Connection, setting: Setting, templates: Templates, features: FeatureStore | None
+) -> None:
     """The life of a worker: perform what comes until the parent is gone."""
     die_with_parent()
     parents_end.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what ends
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
-    side = ClientSide(setting, templates)
+    side = ClientSide(setting, templates, features)
     at_hand: Message | None = None
     with suppress(EOFError, BrokenPipeError):
         while True:
