@@ -23,6 +23,7 @@ from torch import Tensor
 
 from benchmarks import RESULTS, Ratios, Workload, cpu_seconds, federation, in_turn, report, run_rounds, table
 from protofed.clients import Setting
+from protofed.models import Group, everything
 from protofed.seeding import generator
 
 GOAL = 1.05
@@ -38,14 +39,18 @@ QUICK = (replace(_LENET, clients=3, samples=64),)
 
 
 class BareLoop:
-    """Federated averaging as one writes it for a single experiment."""
+    """Federated averaging as one writes it for a single experiment, of a whole model or of what is trained of it."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: Setting, trained: Group = everything) -> None:
         self._plan = setting.plan
         self._seed = setting.seed
         self._model = deepcopy(setting.model)
+        self._trained = trained.names(self._model)
+        self._model.train(trained == everything)  # what is frozen must not drift
+        for name, param in self._model.named_parameters():
+            param.requires_grad_(name in self._trained)
         self._data = {client: _in_memory(setting, client) for client in setting.partition.clients}
-        self.weights = {name: tensor.clone() for name, tensor in self._model.state_dict().items()}
+        self.weights = {name: tensor.clone() for name, tensor in self._state().items()}
         self._round = 0
 
     def run(self, rounds: int) -> None:
@@ -55,19 +60,19 @@ class BareLoop:
             mean = {name: torch.zeros_like(tensor) for name, tensor in self.weights.items()}
             for client, (x, y) in self._data.items():
                 self._train(x, y, generator(self._seed, "order", self._round, client))
-                for name, tensor in self._model.state_dict().items():
-                    if tensor.is_floating_point():
-                        mean[name].add_(tensor, alpha=len(y) / total)
+                for name, tensor in self._state().items():
+                    mean[name].add_(tensor, alpha=len(y) / total)
             self.weights = mean
             self._round += 1
 
+    def _state(self) -> dict[str, Tensor]:
+        return {name: tensor for name, tensor in self._model.state_dict().items() if name in self._trained}
+
     def _train(self, x: Tensor, y: Tensor, order: torch.Generator) -> None:
         plan, model = self._plan, self._model
-        model.load_state_dict(self.weights)
-        model.train()
-        optimizer = torch.optim.SGD(
-            model.parameters(), lr=plan.lr, momentum=plan.momentum, weight_decay=plan.weight_decay
-        )
+        model.load_state_dict(self.weights, strict=False)
+        learning = [param for param in model.parameters() if param.requires_grad]
+        optimizer = torch.optim.SGD(learning, lr=plan.lr, momentum=plan.momentum, weight_decay=plan.weight_decay)
         for _ in range(plan.epochs[self._round]):
             for chosen in torch.randperm(len(y), generator=order).split(plan.batch):
                 optimizer.zero_grad()
@@ -86,7 +91,7 @@ def measure(work: Workload, alternations: int, rounds: int) -> dict[str, Ratios]
             run_rounds(running)
         start = bare.weights
         bare.run(1)
-        _same_model(start, ours["fedavg"].server.weights.tensors(), bare.weights)
+        same_model(start, ours["fedavg"].server.weights.tensors(), bare.weights)
         sides: dict[str, Callable[[], Any]] = {"bare": partial(bare.run, rounds)}
         sides.update({name: partial(run_rounds, running, rounds) for name, running in ours.items()})
         ratios: dict[str, list[float]] = {name: [] for name in METHODS}
@@ -102,7 +107,7 @@ def _in_memory(setting: Setting, client: str) -> tuple[Tensor, Tensor]:
     return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
 
 
-def _same_model(start: dict[str, Tensor], ours: dict[str, Tensor], bare: dict[str, Tensor]) -> None:
+def same_model(start: dict[str, Tensor], ours: dict[str, Tensor], bare: dict[str, Tensor]) -> None:
     """Both went the same way, up to rounding; measured by how far they went, which is little in one round."""
     way = sum(float((tensor - start[name]).square().sum()) for name, tensor in ours.items())
     apart = sum(float((tensor - bare[name]).square().sum()) for name, tensor in ours.items())

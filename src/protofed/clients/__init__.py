@@ -1,16 +1,20 @@
 """What happens at a client, whatever engine runs it: samples, local training, evaluation, memory."""
 
 from protofed.clients.client import ClientSide
+from protofed.clients.features import FeatureStore
+from protofed.clients.frozen import FROZEN, choose_frozen, feature_store
 from protofed.clients.jobs import Evaluate, Failed, Job, Predict, Predicted, Result, Score, Train, Trained
 from protofed.clients.rehearsal import GlobalModel, Templates, rehearse
 from protofed.clients.setting import Setting
 from protofed.clients.store import ClientStore, write_atomically
 
 __all__ = [
+    "FROZEN",
     "ClientSide",
     "ClientStore",
     "Evaluate",
     "Failed",
+    "FeatureStore",
     "GlobalModel",
     "Job",
     "Predict",
@@ -21,6 +25,8 @@ __all__ = [
     "Templates",
     "Train",
     "Trained",
+    "choose_frozen",
+    "feature_store",
     "rehearse",
     "write_atomically",
 ]

@@ -1,7 +1,7 @@
 """What happens at a client: it trains, and it scores models. Every engine runs this, none repeats it."""
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from protofed.clients.features import FeatureStore, SampleSet
+from protofed.clients.frozen import FrozenStages, feature_store
 from protofed.clients.jobs import Evaluate, Failed, Job, Predict, Predicted, Result, Score, Train, Trained
 from protofed.clients.optimizers import State, make_optimizers, restore_state
 from protofed.clients.rehearsal import Templates
@@ -38,10 +40,12 @@ class Ready:
 class ClientSide:
     """Plays any client: one model of each architecture in memory, into which the weights of whoever acts are loaded."""
 
-    def __init__(self, setting: Setting, templates: Templates) -> None:
+    def __init__(self, setting: Setting, templates: Templates, features: FeatureStore | None = None) -> None:
         self._setting = setting
         self._templates = templates
         self._nets = [Net(laid_out(deepcopy(model).to(setting.device), setting.layout)) for model in setting.models]
+        store = features or feature_store(setting)
+        self._frozen = [FrozenStages(setting, number, store) for number in range(len(setting.frozen))]
         self._store = ClientStore(setting.clients_folder)
         self._received: tuple[Message, Record] | None = None
 
@@ -62,7 +66,10 @@ class ClientSide:
         down = self._open(message, self._templates.down, f"broadcast to {job.client}")
         net, state = self._enter(job.client, job.round, down)
         at = replace(self._setting.at(job.round, job.client), down=down, memory=state.memory, start=net.pick())
-        return Ready(job, at, self._setting.samples(job.client), state.optimizer)
+        samples = self._setting.samples(job.client)
+        train_set, kept = SampleSet("train", job.client), SampleSet("validation", job.client)
+        self._look_at(net, {train_set: samples, kept: samples.validation}, job.client)
+        return Ready(job, at, samples, state.optimizer)
 
     def finish(self, ready: Ready, learnt: Learnt) -> Trained:
         """Make the upload from what training left in the client's network, and propose the client's new state."""
@@ -89,13 +96,20 @@ class ClientSide:
             net, state = self._enter(job.client, job.round, None if job.view == "local" else down)
             at = replace(self._setting.at(job.round, job.client), down=down, memory=state.memory)
         samples = self._setting.test_samples(job.domain, job.client, job.validates)
+        self._look_at(net, {_tested_on(job): samples}, job.client)
         predicted = self._probabilities(net, samples.batches(), at).argmax(1)
         return Score(int((predicted == samples.y).sum()), len(samples))
 
     def _predict(self, job: Predict, message: Message) -> Predicted:
         net, at = self._enter_server(job.round, message)
-        batches = self._setting.test_samples(job.domain, None).batches()
-        return Predicted(self._probabilities(net, batches, at).cpu().numpy())
+        samples = self._setting.test_samples(job.domain, None)
+        self._look_at(net, {SampleSet("test", job.domain): samples}, None)
+        return Predicted(self._probabilities(net, samples.batches(), at).cpu().numpy())
+
+    def _look_at(self, net: Net, sets: Mapping[SampleSet, ClientSamples | None], client: str | None) -> None:
+        """What of the net is frozen need not be computed anew on these samples."""
+        if self._frozen:
+            self._frozen[self._setting.architecture_of(client)].serve(net, sets)
 
     @torch.no_grad()
     def _probabilities(self, net: Net, batches: Any, at: At) -> Tensor:
@@ -142,6 +156,12 @@ def attempted(work: Callable[[], Result]) -> Result:
         return work()
     except Exception as error:
         return Failed(f"{type(error).__name__}: {error}", traceback.format_exc())
+
+
+def _tested_on(job: Evaluate) -> SampleSet:
+    if job.domain is not None:
+        return SampleSet("test", job.domain)
+    return SampleSet("validation" if job.validates else "holdout", str(job.client))
 
 
 def _remembers(state: ClientState) -> bool:

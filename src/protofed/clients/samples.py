@@ -1,6 +1,6 @@
 """One client's training images as its training loop sees them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -30,6 +30,8 @@ class ClientSamples:
         self._augment = augment
         self._dtype = dtype
         self._clean: Tensor | None = None
+        self.on_batch: Callable[[Tensor, Tensor], None] | None = None
+        """Told of every clean batch and of the samples in it, just before it is handed out."""
 
     def __len__(self) -> int:
         return len(self.y)
@@ -38,8 +40,11 @@ class ClientSamples:
         """Every sample once, clean and in order."""
         for start in range(0, len(self), size):
             part = slice(start, start + size)
-            x = self._normalise(self._pixels[part], self._dtype) if self._clean is None else self._clean[part]
-            yield x, self.y[part]
+            yield self._announced(self.clean(part), torch.arange(start, min(start + size, len(self)))), self.y[part]
+
+    def clean(self, part: slice) -> Tensor:
+        """Some samples as they are, normalised."""
+        return self._normalise(self._pixels[part], self._dtype) if self._clean is None else self._clean[part]
 
     def epoch(self, size: int, order: torch.Generator, chance: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
         """Every sample once, shuffled by `order` and augmented by `chance`.
@@ -53,7 +58,12 @@ class ClientSamples:
             if self._clean is None:
                 yield self._normalise(self._augment(self._pixels[chosen], chance), self._dtype), self.y[chosen]
             else:
-                yield self._clean[chosen], self.y[chosen]
+                yield self._announced(self._clean[chosen], chosen), self.y[chosen]
+
+    def _announced(self, x: Tensor, chosen: Tensor) -> Tensor:
+        if self.on_batch is not None:
+            self.on_batch(x, chosen)
+        return x
 
     def _shuffled(self, order: torch.Generator) -> Tensor:
         if not self._balanced:

@@ -1,9 +1,11 @@
 """Everything that is settled before the first round, known to the server and to every client."""
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -12,7 +14,21 @@ from protofed.clients.samples import ClientSamples
 from protofed.data import Augment, Dataset, Images, Partition
 from protofed.method import At, Method, Plan
 from protofed.models import Split
+from protofed.models.folding import Folds
 from protofed.seeding import generator
+
+
+@dataclass(frozen=True)
+class FrozenPart:
+    """Stages of one architecture that no step trains and that do the same in training as in evaluation."""
+
+    stages: tuple[str, ...] = ()
+    folds: Mapping[str, Folds] = field(default_factory=dict)
+    """Those with batch normalisation that is folded."""
+    prefix: tuple[str, ...] = ()
+    """The leading ones: what comes out of them is kept."""
+    shape: tuple[int, ...] = ()
+    """Of what comes out of the prefix for one image."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +54,8 @@ class Setting:
     """How the kernels of a client's network lie in memory."""
     autocast: bool = False
     """Whether losses and predictions are computed in bfloat16 where that is safe; weights stay as they are."""
+    frozen: tuple[FrozenPart, ...] = ()
+    """For each architecture; empty: all stages are computed as if they were trained."""
 
     @property
     def model(self) -> Split:
@@ -101,6 +119,11 @@ class Setting:
             return self._clean(self.dataset.domains[domain].test)
         kept = self._train_and_validation(str(client))[1] if validates else self.partition.holdout[str(client)]
         return self._clean(self.pool.take(kept))
+
+    def sample_counts(self, client: str) -> dict[Literal["train", "validation", "holdout"], int]:
+        """How many samples a client trains on, validates on and is tested on."""
+        train, validation = self._train_and_validation(client)
+        return {"train": len(train), "validation": len(validation), "holdout": len(self.partition.holdout[client])}
 
     def _clean(self, images: Images) -> ClientSamples:
         return ClientSamples(images, self.dataset.normalise, Augment(), self.dtype, self.device)

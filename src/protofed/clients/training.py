@@ -156,9 +156,14 @@ def _batches(method: Method, samples: ClientSamples, at: At) -> Iterator[tuple[i
     return every if at.plan.unit == "epochs" else islice(every, amount)
 
 
+def trained_names(method: Method, net: Net) -> set[str]:
+    """The tensors that some step trains."""
+    return {name for step in method.steps for name in net.names(step.trains)}
+
+
 def set_modes(method: Method, net: Net) -> None:
     """Training mode, but normalisation that no step trains in evaluation mode: a frozen part must not drift."""
-    trained = {name for step in method.steps for name in net.names(step.trains)}
+    trained = trained_names(method, net)
     for name, param in net.params().items():
         param.requires_grad_(name in trained)
     net.model.train()

@@ -136,7 +136,8 @@ class Trial:
 
     def __init__(self, setting: Setting, templates: Templates) -> None:
         self._setting = setting
-        self._side = ClientSide(setting, templates)
+        # Without kept features, which are filled client by client: a trial must not do the work of the run.
+        self._side = ClientSide(replace(setting, frozen=()), templates)
         self._message = encode(templates.down, "server")
 
     @property

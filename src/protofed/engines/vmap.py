@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -27,7 +28,8 @@ class VmapEngine:
 
     def __init__(self, setting: Setting, templates: Templates) -> None:
         self._setting = setting
-        self._side = ClientSide(setting, templates)
+        # Features that are kept are those of a single client's batches.
+        self._side = ClientSide(replace(setting, frozen=()), templates)
         self._bytes_each: dict[int, int] = {}
 
     def perform(self, jobs: Sequence[tuple[Job, Message]]) -> Iterator[tuple[Job, Result]]:

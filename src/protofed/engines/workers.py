@@ -17,7 +17,19 @@ from multiprocessing.process import BaseProcess
 
 import torch
 
-from protofed.clients import ClientSide, Failed, Job, Predict, Result, Setting, Templates, Train, Trained
+from protofed.clients import (
+    ClientSide,
+    Failed,
+    FeatureStore,
+    Job,
+    Predict,
+    Result,
+    Setting,
+    Templates,
+    Train,
+    Trained,
+    feature_store,
+)
 from protofed.engines.slate import Slate
 from protofed.records import Bytes, Message
 
@@ -34,6 +46,7 @@ class WorkersEngine:
         self._setting = setting
         self._templates = templates
         self._board = Slate()
+        self._features = feature_store(setting)  # made here, so that the workers have it together
         self._crew = [self._hire() for _ in range(workers)]
 
     def perform(self, jobs: Sequence[tuple[Job, Message]]) -> Iterator[tuple[Job, Result]]:
@@ -69,7 +82,7 @@ class WorkersEngine:
         self._crew = []
 
     def _hire(self) -> "_Worker":
-        return _Worker(self._setting, self._templates, self._board)
+        return _Worker(self._setting, self._templates, self._features, self._board)
 
     def _effort(self, job: Job) -> int:
         """How much work a job is, relative to others of its kind."""
@@ -90,14 +103,14 @@ def _most_common(jobs: Sequence[tuple[Job, Message]]) -> Message | None:
 class _Worker:
     """The parent's end of one process; it remembers which message the process has at hand, to send it only once."""
 
-    def __init__(self, setting: Setting, templates: Templates, board: Slate) -> None:
+    def __init__(self, setting: Setting, templates: Templates, features: FeatureStore | None, board: Slate) -> None:
         context = multiprocessing.get_context("fork")
         self.line, far_end = context.Pipe()
         self.dead = False
         self._at_hand: Message | None = None
         self._upload = Slate()
         self._process: BaseProcess = context.Process(
-            target=_serve, args=(far_end, self.line, board, self._upload, setting, templates), daemon=True
+            target=_serve, args=(far_end, self.line, board, self._upload, setting, templates, features), daemon=True
         )
         self._process.start()
         far_end.close()
@@ -131,7 +144,13 @@ class _Worker:
 
 
 def _serve(
-    line: Connection, parents_end: Connection, board: Slate, upload: Slate, setting: Setting, templates: Templates
+    line: Connection,
+    parents_end: Connection,
+    board: Slate,
+    upload: Slate,
+    setting: Setting,
+    templates: Templates,
+    features: FeatureStore | None,
 ) -> None:
     """The life of a worker: perform what comes until the parent is gone."""
     die_with_parent()
@@ -139,7 +158,7 @@ def _serve(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what ends
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
-    side = ClientSide(setting, templates)
+    side = ClientSide(setting, templates, features)
     at_hand: Message | None = None
     with suppress(EOFError, BrokenPipeError):
         while True:

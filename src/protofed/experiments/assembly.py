@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from pydantic import Field, TypeAdapter, ValidationError
 
-from protofed.clients import Setting, Templates, rehearse
+from protofed.clients import Setting, Templates, choose_frozen, rehearse
 from protofed.data import Augment, Dataset, load, make_partition
 from protofed.data.catalog import data_options
 from protofed.engines import Choice, choose_engine
@@ -53,6 +53,8 @@ class Assembly:
     engine: Choice
     warnings: tuple[str, ...]
     weights: WeightsReport | None
+    frozen: dict[str, object]
+    """What is done about frozen stages, and why."""
 
     def description(self) -> dict[str, Any]:
         """Everything resolved, as run.json has it; but for the engine nothing in it depends on when or where."""
@@ -99,7 +101,7 @@ class Assembly:
             },
             "plan": asdict(setting.plan),
             "seed": options.seed,
-            "engine": {**asdict(self.engine), "layout": setting.layout},
+            "engine": {**asdict(self.engine), "layout": setting.layout, "frozen": self.frozen},
             "warnings": list(self.warnings),
             "versions": {
                 "protofed": version("protofed"),
@@ -167,10 +169,12 @@ def assemble(options: Options, clients_folder: Path) -> Assembly:
             layout=choose_layout(options.layout, built, setting.dtype),
         )
     templates = rehearse(setting)
+    frozen = choose_frozen(options.frozen, setting)
+    setting = replace(setting, frozen=frozen.parts)
     _refuse_impossible(options, setting, templates)
     engine = choose_engine(options.engine, options.workers, options.participation, setting, templates)
     warnings = (*dataset.warnings, *partition.warnings, *_random_parts(options, setting), *_own_plan(options, setting))
-    return Assembly(options, setting, templates, engine, warnings, report)
+    return Assembly(options, setting, templates, engine, warnings, report, frozen.summary())
 
 
 def _base_models(options: Options, dataset: Dataset) -> tuple[list[Split], WeightsReport | None]:

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from protofed.clients import FROZEN
 from protofed.engines import ENGINES
 from protofed.errors import UserError, unknown_name
 from protofed.method import Plan, epochs_in
@@ -58,6 +59,9 @@ class Options(BaseModel):
     dtype: Literal["float32", "float64"] = Field("float32", description="precision")
     autocast: bool = Field(False, description="compute losses and predictions in bfloat16 where that is safe")
     layout: str = Field("auto", description=" | ".join(LAYOUTS) + ": how kernels lie in memory")
+    frozen: str = Field(
+        "auto", description=" | ".join(FROZEN) + ": whether what is not trained is computed once for each sample"
+    )
     seed: int = Field(0, description="the seed of everything random")
     evaluate_every: WholeNumber = Field(1, description="evaluate after every N rounds, and after the last")
     evaluate_local: bool = Field(False, description="also score clients' models as local training left them")
@@ -100,6 +104,13 @@ class Options(BaseModel):
     def _known_layout(cls, value: str) -> str:
         if value not in LAYOUTS:
             raise unknown_name("layout", value, LAYOUTS)
+        return value
+
+    @field_validator("frozen")
+    @classmethod
+    def _known_frozen(cls, value: str) -> str:
+        if value not in FROZEN:
+            raise unknown_name("way to compute what is frozen:", value, FROZEN)
         return value
 
     def settings_for(self, prefix: str) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -16,11 +17,25 @@ from protofed.records import ClassTable, PrototypeSet, Weights
 T = TypeVar("T")
 
 
+@dataclass(frozen=True)
+class Shortcut:
+    """What may be done instead of running stages that are not trained; it holds for the weights they now have."""
+
+    stand_ins: Mapping[str, nn.Module]
+    """Other modules that compute the same as these stages."""
+    prefix: int
+    """The number of leading stages of which `recall` knows what comes out."""
+    recall: Callable[[Tensor], Tensor | None]
+    """What comes out of the prefix for this very batch; None where that is not known."""
+
+
 class Net:
     """A `Split` with its weights bound in, so that a training step costs what it costs in plain PyTorch."""
 
     def __init__(self, model: Split, at: Weights | None = None) -> None:
         self.model = model
+        self.shortcut: Shortcut | None = None
+        """Set by whoever knows the weights; references made by `using` have others, and therefore none."""
         self._at = None if at is None else {f"model.{name}": tensor for name, tensor in at.tensors().items()}
         self._params = dict(model.named_parameters())
         self._stats = {name: tensor for name, tensor in tensors(model).items() if name not in self._params}
@@ -38,11 +53,19 @@ class Net:
 
     def features(self, x: Tensor, cut: str | None = None) -> Tensor:
         """The features of a batch, at the model's own cut or after a named stage."""
-        return self._run("features", x, cut)
+        if self.shortcut is None:
+            return self._run("features", x, cut)
+        first, end = 0, self.model.stages_until(cut)
+        if end >= self.shortcut.prefix and (known := self.shortcut.recall(x)) is not None:
+            first, x = self.shortcut.prefix, known
+        return self.model.between(x, first, end, self.shortcut.stand_ins)
 
     def head(self, h: Tensor, cut: str | None = None) -> Tensor:
         """Logits from features taken at the same cut."""
-        return self._run("head", h, cut)
+        if self.shortcut is None:
+            return self._run("head", h, cut)
+        model = self.model
+        return model.between(h, model.stages_until(cut), len(model.stage_names), self.shortcut.stand_ins)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Logits of a batch."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -43,7 +44,7 @@ class Split(nn.Module):
         for name, stage in stages.items() if isinstance(stages, Mapping) else stages:
             self.attach(name, stage)
             self.stage_names += (name,)
-        self._stages_until(cut)
+        self.stages_until(cut)
 
     def attach(self, name: str, part: nn.Module) -> None:
         """Add a module that is not a stage."""
@@ -57,15 +58,19 @@ class Split(nn.Module):
 
     def features(self, x: Tensor, cut: str | None = None) -> Tensor:
         """What comes out of stage `cut` (the model's own cut unless told)."""
-        for name in self.stage_names[: self._stages_until(cut)]:
-            x = self._modules[name](x)  # type: ignore[misc]
-        return x
+        return self.between(x, 0, self.stages_until(cut))
 
     def head(self, h: Tensor, cut: str | None = None) -> Tensor:
         """Class scores from what came out of stage `cut`."""
-        for name in self.stage_names[self._stages_until(cut) :]:
-            h = self._modules[name](h)  # type: ignore[misc]
-        return h
+        return self.between(h, self.stages_until(cut), len(self.stage_names))
+
+    def between(
+        self, x: Tensor, first: int, end: int, stand_ins: Mapping[str, nn.Module] = MappingProxyType({})
+    ) -> Tensor:
+        """What the stages from number `first` up to, but without, `end` make of x; stand-ins run in their stages' place."""
+        for name in self.stage_names[first:end]:
+            x = (stand_ins.get(name) or self._modules[name])(x)  # type: ignore[misc]
+        return x
 
     def forward(self, x: Tensor) -> Tensor:
         """Class scores."""
@@ -78,7 +83,7 @@ class Split(nn.Module):
             images = torch.zeros(1, *image_shape, dtype=sample.dtype, device=sample.device)
             return tuple(self.features(images, cut).shape[1:])
 
-    def _stages_until(self, cut: str | None) -> int:
+    def stages_until(self, cut: str | None) -> int:
         """How many stages run up to and including `cut`."""
         name = self.cut if cut is None else cut
         if name not in self.stage_names:

@@ -1,0 +1,220 @@
+"""What a run does not train: computed once where that is right, and with its batch normalisation folded."""
+
+import shutil
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from math import prod
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from protofed.clients.features import MEMORY_LIMIT, FeatureStore, Recall, SampleSet, Shelf, bytes_of
+from protofed.clients.samples import ClientSamples
+from protofed.clients.setting import FrozenPart, Setting
+from protofed.clients.training import set_modes, trained_names
+from protofed.errors import UserError
+from protofed.method import Method
+from protofed.models import ImageShape, Split, laid_out, tensors
+from protofed.models.folding import find_folds, folded
+from protofed.models.net import Net, Shortcut
+from protofed.seeding import generator
+
+FROZEN = ("auto", "cached", "plain")
+
+_TRIAL = 2
+"""Images on which a stage is tried in both modes."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is done about frozen stages, and why."""
+
+    parts: tuple[FrozenPart, ...]
+    """For each architecture; empty: every stage is computed as if it were trained."""
+    why: str
+
+    def summary(self) -> dict[str, object]:
+        """As run.json has it."""
+        return {
+            "kept": [list(part.prefix) for part in self.parts],
+            "folded": [list(part.folds) for part in self.parts],
+            "why": self.why,
+        }
+
+
+class _Problem(NamedTuple):
+    """Why features of training cannot be kept, and what would be right."""
+
+    what: str
+    remedy: str
+
+
+def choose_frozen(name: str, setting: Setting) -> Choice:
+    """What `auto` does where it is right, or what the user asked for; `cached` where it is wrong is refused."""
+    if name == "plain":
+        return Choice((), "asked for")
+    parts = tuple(find_frozen(setting.method, model, setting.dataset.image_shape) for model in setting.models)
+    if _too_large(replace(setting, frozen=parts)):
+        problem = _Problem("the features would not fit on the disk of the run folder", "free some, or use --frozen auto")
+        parts = tuple(replace(part, prefix=()) for part in parts)
+    elif not any(part.prefix for part in parts):
+        problem = _Problem(
+            f"the first stage of the model ({setting.model.stage_names[0]}) is trained",
+            "use a method with a frozen backbone, or --frozen auto",
+        )
+    elif setting.augment:
+        # Clean passes, that is scoring and prototypes, may still use what was kept.
+        problem = _Problem(
+            "images are augmented anew in every epoch, so features of training cannot be kept",
+            "leave out data.augment, or use --frozen auto",
+        )
+    else:
+        return Choice(parts, "the first stages are not trained, so their output is computed once for each sample")
+    if name == "cached":
+        raise UserError(f"--frozen cached: {problem.what}; {problem.remedy}")
+    return Choice(parts if any(part.prefix or part.folds for part in parts) else (), problem.what)
+
+
+def _too_large(setting: Setting) -> bool:
+    needed = sum(bytes_of(shelf, setting.dtype) for shelf in shelves(setting).values())
+    folder = next(path for path in setting.clients_folder.absolute().parents if path.exists())
+    return needed - MEMORY_LIMIT > shutil.disk_usage(folder).free
+
+
+@torch.no_grad()
+def find_frozen(method: Method, model: Split, image_shape: ImageShape) -> FrozenPart:
+    """The stages that no step trains and that do the same in training as in evaluation, found by trying both.
+
+    Dropout and normalisation by the batch show as a difference, whatever module they are hidden in.
+    """
+    trained = trained_names(method, Net(model))
+    untrained = {
+        name
+        for name, stage in model.stages().items()
+        if not any(f"{name}.{param}" in trained for param, _ in stage.named_parameters())
+    }
+    if not any(next(model.get_submodule(name).parameters(), None) is not None for name in untrained):
+        return FrozenPart()
+    net = Net(deepcopy(model))
+    set_modes(method, net)
+    like = next(model.parameters())
+    x = torch.randn(_TRIAL, *image_shape, generator=generator(0, "frozen"), dtype=torch.float64).to(like)
+    still, folds, shapes = [], {}, {}
+    for name, stage in net.model.stages().items():
+        with torch.random.fork_rng(devices=[]):
+            in_training = stage(x) if name in untrained else None
+        stage.eval()
+        h = stage(x)
+        if in_training is not None and torch.equal(in_training, h):
+            still.append(name)
+            if found := find_folds(stage, x):
+                folds[name] = found
+        x, shapes[name] = h, tuple(h.shape[1:])
+    prefix = model.stage_names[: _leading(model, still)]
+    return FrozenPart(tuple(still), folds, prefix, shapes[prefix[-1]] if prefix else ())
+
+
+def _leading(model: Split, still: list[str]) -> int:
+    """How many stages come before the first that is not still; none where that would save nothing."""
+    count = next((n for n, name in enumerate(model.stage_names) if name not in still), len(model.stage_names))
+    computes = any(next(model.get_submodule(name).parameters(), None) is not None for name in model.stage_names[:count])
+    return count if computes else 0
+
+
+def shelves(setting: Setting) -> dict[SampleSet, Shelf]:
+    """Room for the features of every sample set of a run: test sets, which all clients look at, before the others."""
+    widths = {number: prod(part.shape) for number, part in enumerate(setting.frozen) if part.prefix}
+    found = {
+        SampleSet("test", name, number): Shelf(len(domain.test), width)
+        for number, width in widths.items()
+        for name, domain in setting.dataset.domains.items()
+    }
+    for client in setting.partition.clients:
+        number = setting.architecture_of(client)
+        if number in widths:
+            for kind, rows in setting.sample_counts(client).items():
+                found[SampleSet(kind, client, number)] = Shelf(rows, widths[number])
+    return {samples: shelf for samples, shelf in found.items() if shelf.rows}
+
+
+def feature_store(setting: Setting, folder: Path | None = None, limit: int = MEMORY_LIMIT) -> FeatureStore | None:
+    """A store for the features of a run, to be made before processes are forked; None where nothing is kept."""
+    needed = shelves(setting)
+    return FeatureStore(needed, setting.dtype, folder or setting.clients_folder.parent, limit) if needed else None
+
+
+class FrozenStages:
+    """One architecture's frozen stages at work: their stand-ins, and the features behind its prefix."""
+
+    def __init__(self, setting: Setting, architecture: int, store: FeatureStore | None) -> None:
+        self._setting = setting
+        self._architecture = architecture
+        self._part = setting.frozen[architecture]
+        self._store = store if self._part.prefix else None
+        self._model = setting.models[architecture]
+        self._recall = Recall()
+
+    @cached_property
+    def _as_they_were(self) -> dict[str, Tensor]:
+        chosen = tuple(f"{name}." for name in self._part.stages)
+        return {
+            name: tensor.detach().to(self._setting.device)
+            for name, tensor in tensors(self._model).items()
+            if name.startswith(chosen)
+        }
+
+    @cached_property
+    def _shortcut(self) -> Shortcut:
+        stages = self._model.stages()
+        stand_ins = {
+            name: laid_out(folded(stages[name], folds).to(self._setting.device), self._setting.layout)
+            for name, folds in self._part.folds.items()
+        }
+        return Shortcut(stand_ins, len(self._part.prefix), self._recall)
+
+    def serve(self, net: Net, looked_at: Mapping[SampleSet, ClientSamples | None]) -> None:
+        """Let the net take its shortcuts on these samples, if its frozen stages are as they were in the beginning."""
+        self._recall.forget()
+        own = tensors(net.model)
+        same = all(torch.equal(own[name], tensor) for name, tensor in self._as_they_were.items())
+        net.shortcut = self._shortcut if same else None
+        if same and self._store is not None:
+            for key, samples in looked_at.items():
+                if samples is not None and len(samples):
+                    samples.on_batch = partial(self._note, net, key._replace(architecture=self._architecture), samples)
+
+    def _note(self, net: Net, key: SampleSet, samples: ClientSamples, x: Tensor, chosen: Tensor) -> None:
+        self._recall.note(x, lambda: self._features(net, key, samples, chosen))
+
+    def _features(self, net: Net, key: SampleSet, samples: ClientSamples, chosen: Tensor) -> Tensor | None:
+        """What comes out of the prefix for the chosen samples, lying in memory as the network would have left it."""
+        assert self._store is not None
+        rows = self._store.rows(key, partial(self._fill, net, samples))
+        if rows is None:
+            return None
+        return _as_maps(rows.index_select(0, chosen.cpu()), self._part.shape, self._last()).to(self._setting.device)
+
+    @torch.no_grad()
+    def _fill(self, net: Net, samples: ClientSamples, rows: Tensor) -> None:
+        """In chunks of the run's batch size and in the samples' order, so that it does not matter who does it."""
+        size = self._setting.plan.batch
+        for start in range(0, len(samples), size):
+            h = net.model.between(
+                samples.clean(slice(start, start + size)), 0, len(self._part.prefix), self._shortcut.stand_ins
+            )
+            _as_maps(rows[start : start + size], self._part.shape, self._last()).copy_(h)
+
+    def _last(self) -> bool:
+        return self._setting.layout == "channels-last" and len(self._part.shape) == 3
+
+
+def _as_maps(rows: Tensor, shape: tuple[int, ...], channels_last: bool) -> Tensor:
+    """Rows of numbers as the feature maps they are; where channels lie last, so they do in the rows."""
+    if not channels_last:
+        return rows.view(-1, *shape)
+    channels, height, width = shape
+    return rows.view(-1, height, width, channels).permute(0, 3, 1, 2)
