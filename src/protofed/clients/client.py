@@ -14,6 +14,7 @@ from protofed.clients.rehearsal import Templates
 from protofed.clients.setting import Setting
 from protofed.clients.store import ClientState, ClientStore
 from protofed.clients.training import train
+from protofed.guards import PrivateGradients, guard_rows, seal
 from protofed.method import At
 from protofed.models import everything, laid_out, nothing
 from protofed.models.net import Net
@@ -49,13 +50,22 @@ class ClientSide:
         samples = setting.samples(job.client)
         optimizers = make_optimizers(method, net, setting.plan, at.lr)
         restore_state(method, optimizers, state.optimizer)
-        learnt = train(method, net, samples, at, optimizers)
-        at = replace(at, notes=learnt.notes, taken=optimizers[0].taken, reach=optimizers[0].reach)
+        guard = setting.guard
+        private = PrivateGradients(guard, at) if guard.trains_privately else None
+        learnt = train(method, net, samples, at, optimizers, private)
+        at = replace(
+            at,
+            notes=learnt.notes,
+            taken=optimizers[0].taken,
+            reach=optimizers[0].reach,
+            guarded=lambda seen: guard_rows(guard, seen, at),
+        )
         upload, memory = method.upload(net, samples, at)
-        sent = encode(upload, job.client)
+        sent = encode(seal(guard, upload, at), job.client)
         trained = ClientState(net.pick(), memory, kept_state(method, optimizers))
         self._store.propose(job.client, job.round, trained)
-        return Trained(sent.blob, sent.size, learnt.loss, learnt.samples)
+        # A loss tells of the samples, too, and no noise is on it.
+        return Trained(sent.blob, sent.size, {} if guard.promises else learnt.loss, learnt.samples)
 
     def _evaluate(self, job: Evaluate, message: Message) -> Score:
         if job.client is None:

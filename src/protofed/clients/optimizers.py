@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from protofed.method import Method, Plan, Step
 from protofed.models.net import Net
@@ -21,7 +21,7 @@ class LocalOptimizer:
 
     slots: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, params: Mapping[str, nn.Parameter], plan: Plan, step: Step, lr: float) -> None:
+    def __init__(self, params: Mapping[str, Tensor], plan: Plan, step: Step, lr: float) -> None:
         self.names = list(params)
         self.params = list(params.values())
         self._values = [param.detach() for param in self.params]  # the same memory, outside the graph
@@ -39,7 +39,10 @@ class LocalOptimizer:
 
     def step(self, loss: Tensor) -> None:
         """One step down the loss; a parameter the loss does not depend on stays where it is."""
-        found = torch.autograd.grad(loss, self.params, allow_unused=True)
+        self.follow(torch.autograd.grad(loss, self.params, allow_unused=True))
+
+    def follow(self, found: Sequence[Tensor | None]) -> None:
+        """One step by a gradient per parameter, or None for one that stays where it is."""
         used = [index for index, gradient in enumerate(found) if gradient is not None]
         gradients = [gradient for gradient in found if gradient is not None]
         params = [self._values[index] for index in used]
@@ -73,7 +76,7 @@ class Sgd(LocalOptimizer):
 
     slots = ("momentum",)
 
-    def __init__(self, params: Mapping[str, nn.Parameter], plan: Plan, step: Step, lr: float) -> None:
+    def __init__(self, params: Mapping[str, Tensor], plan: Plan, step: Step, lr: float) -> None:
         super().__init__(params, plan, step, lr)
         self._stride = self._reach = 0.0
 
@@ -100,7 +103,7 @@ class Adam(LocalOptimizer):
     betas = (0.9, 0.999)
     epsilon = 1e-8
 
-    def __init__(self, params: Mapping[str, nn.Parameter], plan: Plan, step: Step, lr: float) -> None:
+    def __init__(self, params: Mapping[str, Tensor], plan: Plan, step: Step, lr: float) -> None:
         super().__init__(params, plan, step, lr)
         self._steps_ever = 0
 

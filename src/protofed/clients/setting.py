@@ -9,8 +9,10 @@ from torch import Tensor
 
 from protofed.clients.samples import ClientSamples
 from protofed.data import Augment, Dataset, Images, Partition
+from protofed.guards import UNGUARDED, Guard
 from protofed.method import At, Method, Plan
 from protofed.models import Split
+from protofed.records import Robust
 from protofed.seeding import generator
 
 
@@ -35,6 +37,10 @@ class Setting:
     device: torch.device
     layout: str = "standard"
     """How the kernels of a client's network lie in memory."""
+    guard: Guard = UNGUARDED
+    """What is done to an upload before it leaves a client."""
+    robust: Robust | None = None
+    """What takes the place of the mean over clients."""
 
     @property
     def model(self) -> Split:

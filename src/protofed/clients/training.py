@@ -11,6 +11,7 @@ from torch import Tensor
 
 from protofed.clients.optimizers import LocalOptimizer
 from protofed.clients.samples import ClientSamples
+from protofed.guards import PrivateGradients
 from protofed.method import At, Method, Notes
 from protofed.models import normalisation
 from protofed.models.net import Net
@@ -26,8 +27,15 @@ class Learnt:
     notes: Notes
 
 
-def train(method: Method, net: Net, samples: ClientSamples, at: At, optimizers: list[LocalOptimizer]) -> Learnt:
-    """Train for this round's epochs."""
+def train(
+    method: Method,
+    net: Net,
+    samples: ClientSamples,
+    at: At,
+    optimizers: list[LocalOptimizer],
+    private: PrivateGradients | None = None,
+) -> Learnt:
+    """Train for this round's epochs; with private gradients nothing but the weights tells what was learnt."""
     lottery = at.rng("draw")
     epochs = at.plan.epochs[at.round]
     terms_seen: dict[str, list[tuple[Tensor, int]]] = {}
@@ -37,6 +45,8 @@ def train(method: Method, net: Net, samples: ClientSamples, at: At, optimizers: 
         # Only dropout draws from the global generator; this keys it like everything else.
         torch.default_generator.manual_seed(stable_seed(at.seed, "dropout", at.round, at.client))
         _set_modes(method, net)
+        if private is not None:
+            return _train_privately(method, net, samples, at, optimizers, private)
         for epoch, x, y in _batches(method, samples, at):
             keeps = method.keeps_notes and (at.plan.unit == "steps" or epoch == epochs - 1)
             drawn = method.draw(y, at, lottery)
@@ -55,6 +65,23 @@ def train(method: Method, net: Net, samples: ClientSamples, at: At, optimizers: 
         samples_seen,
         {key: torch.cat([notes[key] for notes in kept]) for key in kept[0]} if kept else {},
     )
+
+
+def _train_privately(
+    method: Method,
+    net: Net,
+    samples: ClientSamples,
+    at: At,
+    optimizers: list[LocalOptimizer],
+    private: PrivateGradients,
+) -> Learnt:
+    """As many steps as an ordinary round, each on samples drawn anew. A step that draws nobody still moves by noise."""
+    chance = at.rng("augment")
+    for _ in range(private.steps):
+        x, y = samples.drawn(private.draw(len(samples)), chance)
+        for step, optimizer in zip(method.steps, optimizers, strict=True):
+            optimizer.follow(private.of(method, step, net, x, y, at))
+    return Learnt({}, at.plan.epochs[at.round] * len(samples), {})
 
 
 def _total(seen: list[tuple[Tensor, int]]) -> float:

@@ -18,6 +18,8 @@ from protofed.data.catalog import data_options
 from protofed.engines import choose_engine
 from protofed.errors import UserError, unknown_name
 from protofed.experiments.options import Options
+from protofed.guards import parse_guard
+from protofed.guards import refuse_impossible as refuse_guard
 from protofed.method import At, Method
 from protofed.models import (
     Split,
@@ -29,6 +31,7 @@ from protofed.models import (
     nothing,
     to_common_length,
 )
+from protofed.records import Each, parse_robust, parts_of
 from protofed.registry import find_method, in_words, load_plugin, make_method
 from protofed.seeding import stable_seed
 
@@ -99,6 +102,8 @@ class Assembly:
                 "weights": None if self.weights is None else self.weights.summary(),
             },
             "plan": asdict(setting.plan),
+            "guard": setting.guard.model_dump(),
+            "robust": options.robust,
             "seed": options.seed,
             "engine": {"name": self.engine, "workers": self.workers, "layout": setting.layout},
             "warnings": list(self.warnings),
@@ -157,6 +162,8 @@ def assemble(options: Options, clients_folder: Path) -> Assembly:
         seed=options.seed,
         dtype=getattr(torch, options.dtype),
         device=device,
+        guard=parse_guard(options.guard),
+        robust=None if options.robust is None else parse_robust(options.robust),
     )
     with _keyed(options.seed, "build"):
         built = tuple(_built(options, method, base, setting.at(0, None)) for base in setting.models)
@@ -169,7 +176,13 @@ def assemble(options: Options, clients_folder: Path) -> Assembly:
     templates = rehearse(setting)
     _refuse_impossible(options, setting, templates)
     engine, workers = choose_engine(options.engine, options.workers, len(partition.clients), options.device)
-    warnings = (*dataset.warnings, *partition.warnings, *_random_parts(options, setting), *_own_plan(options, setting))
+    warnings = (
+        *dataset.warnings,
+        *partition.warnings,
+        *_random_parts(options, setting),
+        *_own_plan(options, setting),
+        *_beyond_robust(options, templates),
+    )
     return Assembly(options, setting, templates, engine, workers, warnings, report)
 
 
@@ -229,6 +242,24 @@ def _refuse_impossible(options: Options, setting: Setting, templates: Templates)
         )
     if options.ensemble and templates.global_model is None:
         raise UserError(f"--ensemble needs a method with a complete global model; {options.method} has none")
+    refuse_guard(setting.guard, options.method, method, setting.models, options.model.split(","), templates.upload)
+    if options.balanced and setting.guard.trains_privately:
+        raise UserError("guard: drawing classes equally often tells how many samples each has; leave --balanced out")
+    if setting.robust is not None and setting.guard.secure:
+        raise UserError(
+            f"robust={options.robust} compares the clients' values, which secure aggregation hides; use one"
+        )
+
+
+def _beyond_robust(options: Options, templates: Templates) -> list[str]:
+    """A warning where a robust rule does not reach all that is uploaded."""
+    single = [name for name, item in parts_of(templates.upload).items() if isinstance(item, Each)]
+    if options.robust is None or not single:
+        return []
+    return [
+        f"robust={options.robust} replaces means; {', '.join(single)} of {options.method} is used client by client, "
+        "so a hostile client's is used as it is"
+    ]
 
 
 @contextmanager

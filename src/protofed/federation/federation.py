@@ -15,6 +15,7 @@ from protofed.errors import BadMessage
 from protofed.federation.engine import Engine
 from protofed.federation.evaluation import Evaluator, Member
 from protofed.federation.folder import RunFolder
+from protofed.guards import UNGUARDED, Ledger
 from protofed.records import Bytes, Message, Record, Tally, Weights, decode, encode
 from protofed.seeding import generator
 
@@ -51,6 +52,7 @@ class Federation:
         self._engine = engine
         self._watch = watch
         self._next = 0
+        self._ledger = Ledger(setting.guard, setting.method, setting.plan, setting.sizes, templates.upload)
 
     def resume(self) -> None:
         """Continue after the last committed round."""
@@ -87,7 +89,7 @@ class Federation:
         record = {
             "round": round + 1,
             "participants": participants,
-            "train_loss": _finite(sum(exchange.loss.values())) if exchange.samples else None,
+            "train_loss": _finite(sum(exchange.loss.values())) if exchange.loss else None,
             "loss_parts": {name: _finite(value) for name, value in exchange.loss.items()},
             "accuracy": accuracy,
             "validation": validation,
@@ -95,9 +97,22 @@ class Federation:
             "samples": exchange.samples,
             "seconds": clock.seconds(),
             "events": exchange.events,
+            **self._privacy(round),
         }
         self.folder.commit_round(round, record, self.server, exchange.tally.clients)
         return record
+
+    def privacy(self, rounds: int) -> dict[str, Any] | None:
+        """What all uploads of the first `rounds` rounds gave away, client by client; None without a guard."""
+        if self.setting.guard == UNGUARDED:
+            return None
+        return self._ledger.total((each, self.participants(each)) for each in range(rounds))
+
+    def _privacy(self, round: int) -> dict[str, Any]:
+        """The entry of a round's line: what has been given away so far."""
+        if self.setting.guard == UNGUARDED:
+            return {}
+        return {"privacy": self._ledger.after((each, self.participants(each)) for each in range(round + 1))}
 
     def participants(self, round: int) -> list[str]:
         """Who takes part in a round, in canonical order; the draw depends on seed and round only."""
@@ -110,7 +125,7 @@ class Federation:
 
     def _exchange(self, round: int, participants: list[str]) -> "_Exchange":
         """Send to the participants, let them train, take in what comes back in canonical order."""
-        exchange = _Exchange()
+        exchange = _Exchange(Tally(self.setting.robust))
         post = _Post(self, round)
         jobs = [(Train(round, client), post.message_to(client)) for client in participants]
         if not self.setting.method.pools_data:
@@ -169,7 +184,7 @@ class Federation:
 class _Exchange:
     """What one round of sending and receiving amounts to."""
 
-    tally: Tally = field(default_factory=Tally)
+    tally: Tally
     up: Bytes = field(default_factory=Bytes)
     down: Bytes = field(default_factory=Bytes)
     loss: dict[str, float] = field(default_factory=dict)
