@@ -18,7 +18,7 @@ from protofed.guards import PrivateGradients, guard_rows, seal
 from protofed.method import At
 from protofed.models import everything, laid_out, nothing
 from protofed.models.net import Net
-from protofed.records import Message, Nothing, Record, decode, encode, map_tensors
+from protofed.records import Message, Nothing, Quantiser, Record, decode, encode, map_tensors
 
 R = TypeVar("R", bound=Record)
 
@@ -61,7 +61,8 @@ class ClientSide:
             guarded=lambda seen: guard_rows(guard, seen, at),
         )
         upload, memory = method.upload(net, samples, at)
-        sent = encode(seal(guard, upload, at), job.client)
+        quantiser = None if guard.quantise is None else Quantiser(guard.quantise, at.rng("guard quantise"))
+        sent = encode(seal(guard, upload, at), job.client, quantiser)
         trained = ClientState(net.pick(), memory, kept_state(method, optimizers))
         self._store.propose(job.client, job.round, trained)
         # A loss tells of the samples, too, and no noise is on it.

@@ -147,7 +147,7 @@ class Federation:
         if not self.setting.method.pools_data:
             exchange.up += result.size
         try:
-            upload = decode(result.blob, self._templates.upload, client)
+            upload = decode(result.blob, self._templates.upload, client, self.setting.guard.quantise)
         except BadMessage as error:
             return Failed(str(error))
         exchange.tally.add(client, upload)

@@ -1,6 +1,7 @@
 """Typed messages and states, the one codec that carries them, and their exact bytes."""
 
 from protofed.records.codec import KINDS, Bytes, Message, decode, encode
+from protofed.records.quantise import Quantiser
 from protofed.records.robust import Robust, parse_robust
 from protofed.records.tally import Tally
 from protofed.records.types import (
@@ -26,6 +27,7 @@ __all__ = [
     "Message",
     "Nothing",
     "PrototypeSet",
+    "Quantiser",
     "Record",
     "Robust",
     "Tally",
