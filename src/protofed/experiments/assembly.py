@@ -18,6 +18,7 @@ from protofed.data.catalog import data_options
 from protofed.engines import choose_engine
 from protofed.errors import UserError, unknown_name
 from protofed.experiments.options import Options
+from protofed.federation import Watch
 from protofed.guards import parse_guard
 from protofed.guards import refuse_impossible as refuse_guard
 from protofed.method import At, Method
@@ -44,6 +45,8 @@ _DATA_SETTINGS: dict[str, Any] = {
     "min_size": int,
     "validation": Annotated[float, Field(ge=0, lt=1)],
 }
+
+_FEWEST_TOGETHER = 3
 
 
 @dataclass(frozen=True)
@@ -245,6 +248,13 @@ def _refuse_impossible(options: Options, setting: Setting, templates: Templates)
     refuse_guard(setting.guard, options.method, method, setting.models, options.model.split(","), templates.upload)
     if options.balanced and setting.guard.trains_privately:
         raise UserError("guard: drawing classes equally often tells how many samples each has; leave --balanced out")
+    together = Watch(options.participation).participants_of(len(setting.partition.clients))
+    for wish, wanted in (("secure aggregation", setting.guard.secure), (f"robust={options.robust}", setting.robust)):
+        if wanted and together < _FEWEST_TOGETHER:
+            raise UserError(
+                f"{wish} needs at least {_FEWEST_TOGETHER} clients in a round, not {together}: of fewer, one is told "
+                "by the others' sum, and none is outvoted"
+            )
     if setting.robust is not None and setting.guard.secure:
         raise UserError(
             f"robust={options.robust} compares the clients' values, which secure aggregation hides; use one"

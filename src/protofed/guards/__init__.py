@@ -5,6 +5,7 @@ from protofed.guards.gradients import PrivateGradients
 from protofed.guards.guard import UNGUARDED, Guard, parse_guard
 from protofed.guards.rules import refuse_impossible
 from protofed.guards.sealing import guard_rows, seal
+from protofed.guards.secure import SecureTally
 
 __all__ = [
     "UNGUARDED",
@@ -12,6 +13,7 @@ __all__ = [
     "Ledger",
     "Mechanism",
     "PrivateGradients",
+    "SecureTally",
     "guard_rows",
     "parse_guard",
     "refuse_impossible",

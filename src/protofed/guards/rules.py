@@ -7,6 +7,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from protofed.errors import UserError
 from protofed.guards.accounting import require_opacus
 from protofed.guards.guard import Guard
+from protofed.guards.secure import require_flower
 from protofed.method import Method
 from protofed.models import Split, describe
 from protofed.records import ClassTable, Each, Record, Weights, parts_of
@@ -66,6 +67,7 @@ def _refuse_unbounded(name: str, upload: Record) -> None:
 
 
 def _refuse_single_values(guard: Guard, name: str, upload: Record) -> None:
+    require_flower()
     if guard.quantise:
         raise UserError("guard: secure aggregation quantises by itself; leave quantise out")
     for part, item in parts_of(upload).items():

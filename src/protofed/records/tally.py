@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from protofed.records.robust import MEDIAN, Pieces, Robust
-from protofed.records.types import ClassTable, Each, Mean, Record, map_tensors
+from protofed.records.types import ClassTable, Each, Mean, Record, map_tensors, parts_of
 
 
 class Tally:
@@ -44,6 +44,19 @@ class Tally:
 
     def _fold(self) -> "_Fold":
         return _WeightedSum() if self._robust is None else _Gathered(self._robust)
+
+
+def weighted(upload: Record) -> dict[str, Any]:
+    """What an upload adds to the sum over clients: for each of its `Mean` fields weight x value, and the weights."""
+    return {
+        name: _weighted(item.value, torch.as_tensor(item.weight, dtype=torch.float64))
+        for name, item in parts_of(upload).items()
+    }
+
+
+def averaged(sums: dict[str, Any], like: Record) -> SimpleNamespace:
+    """The averages in a sum of such parts, in the types of an upload such as `like`."""
+    return SimpleNamespace(**{name: _divided(sums[name], item.value) for name, item in parts_of(like).items()})
 
 
 class _Fold(Protocol):
