@@ -257,7 +257,7 @@ def _refuse_impossible(options: Options, setting: Setting, templates: Templates)
             )
     if setting.robust is not None and setting.guard.secure:
         raise UserError(
-            f"robust={options.robust} compares the clients' values, which secure aggregation hides; use one"
+            f"robust={options.robust} compares the clients' values, which secure aggregation hides; keep one"
         )
 
 

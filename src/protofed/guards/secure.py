@@ -44,7 +44,7 @@ class SecureTally:
         self.clients: list[str] = []
         self._participants = list(participants)
         self._like = like
-        self._scales = _scales(like, max(sizes.values()))
+        self._largest_client = float(max(sizes.values()))
         self._grid = _Grid(largest, len(self._participants))
         self._carried: dict[str, NDArray[Any]] = {}
 
@@ -59,23 +59,33 @@ class SecureTally:
         return averaged(self._unflat(total), self._like)
 
     def _flat(self, upload: Record) -> NDArray[Any]:
-        """Weight x value and the weights of all fields, each divided by its scale, in one vector."""
-        parts = [
-            tensor.double().flatten() / self._scales[name]
-            for name, part in weighted(upload).items()
-            for tensor in _tensors(part)
-        ]
-        return np.asarray(torch.cat(parts))
+        """Weight x value, the weights and the counts of all fields, each divided by its scale, in one vector."""
+        return np.asarray(torch.cat([tensor.double().flatten() / scale for tensor, scale in self._summands(upload)]))
 
     def _unflat(self, vector: NDArray[Any]) -> dict[str, Any]:
         """The same in reverse."""
-        sizes = [tensor.numel() for tensor in _tensors(weighted(self._like))]
-        numbers = iter(torch.split(torch.from_numpy(vector), sizes))
+        shapes = [(tensor.numel(), scale) for tensor, scale in self._summands(self._like)]
+        pieces = torch.split(torch.from_numpy(vector), [size for size, _ in shapes])
+        numbers = (piece * scale for piece, (_, scale) in zip(pieces, shapes, strict=True))
+        return map_tensors(weighted(self._like), lambda like: next(numbers).reshape(like.shape))
 
-        def unscaled(part: Any, scale: float) -> Any:
-            return map_tensors(part, lambda like: next(numbers).reshape(like.shape) * scale)
+    def _summands(self, upload: Record) -> Iterator[tuple[Tensor, float]]:
+        """Every tensor of the sum with its scale: known to all, and no smaller than what it is multiplied by."""
+        parts = weighted(upload)
+        for name, item in parts_of(self._like).items():
+            weight = torch.as_tensor(item.weight)
+            counts = weight.ndim > 0 or float(weight) > 1
+            yield from self._scaled(parts[name], self._largest_client if counts else 1.0)
 
-        return {name: unscaled(part, self._scales[name]) for name, part in weighted(self._like).items()}
+    def _scaled(self, part: Any, scale: float) -> Iterator[tuple[Tensor, float]]:
+        if isinstance(part, Tensor):
+            yield part, scale
+        elif isinstance(part, dict):
+            for item in part.values():
+                yield from self._scaled(item, scale)
+        else:
+            for name, item in parts_of(part).items():
+                yield from self._scaled(item, self._largest_client if name == "count" else scale)
 
 
 class _Grid:
@@ -96,25 +106,6 @@ class _Grid:
             )
         step = 2 * self.largest / self.levels
         return np.asarray(np.rint(vector / step) * step)
-
-
-def _scales(like: Record, largest_client: int) -> dict[str, float]:
-    """What the summands of each field are divided by: known to all, and no smaller than any client's weight."""
-
-    def scale(item: Any) -> float:
-        weight = torch.as_tensor(item.weight)
-        counts = weight.ndim > 0 or float(weight) > 1
-        return float(largest_client) if counts else 1.0
-
-    return {name: scale(item) for name, item in parts_of(like).items()}
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    else:
-        for part in value.values() if isinstance(value, dict) else parts_of(value).values():
-            yield from _tensors(part)
 
 
 def secure_sum(
