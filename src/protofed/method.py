@@ -5,7 +5,7 @@ state and never sees a loader, an optimiser, a device, a logger or test data. On
 hook may look at.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import cos, pi
 from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar, dataclass_transform
@@ -32,6 +32,10 @@ Terms = dict[str, Tensor]
 
 Notes = dict[str, Tensor]
 """Per-sample values that a loss asks to keep, first dimension = batch."""
+
+
+def _unguarded(seen: Notes) -> Notes:
+    return seen
 
 
 def knob(description: str, *, default: Any, name: str | None = None) -> Any:
@@ -139,6 +143,8 @@ class At:
     """In `upload`: optimiser steps done."""
     reach: float | None = None
     """In `upload`: how far a unit gradient would have moved a weight (lr x a_i); None under Adam."""
+    guarded: Callable[[Notes], Notes] = _unguarded
+    """In `upload`: per-sample values as the run's guard lets the upload see them (clipped, sub-sampled)."""
 
     @property
     def rounds(self) -> int:
@@ -217,6 +223,15 @@ class Method:
         """The optimiser steps on each batch, in order."""
         return (Step(),)
 
+    @property
+    def separable(self) -> bool:
+        """Whether one sample's part can be bounded, as a guard must to promise anything for it.
+
+        The loss is a mean over samples, each by itself; the upload knows the samples only through the trained weights
+        and through plain class means of `observations` (or of vectors no longer than those).
+        """
+        return False
+
     # What is built before the first round
 
     def plan(self, plan: Plan) -> Plan:
@@ -250,7 +265,10 @@ class Method:
         raise TypeError(f"{type(self).__name__} must define loss(net, x, y, at)")
 
     def upload(self, net: Net, data: Samples, at: At) -> tuple[Record, Record]:
-        """What the client sends (a record of `Mean` and `Each` fields), and what it will remember."""
+        """What the client sends (a record of `Mean` and `Each` fields), and what it will remember.
+
+        A field with the name of one in the broadcast is a new value for it; a change of it has a name of its own.
+        """
         return Nothing(), at.memory
 
     def aggregate(self, server: Any, total: Any, at: At) -> Record:
@@ -308,10 +326,10 @@ class Method:
     def observations(self, net: Net, data: Samples, at: At) -> Notes:
         """`observe` over the client's training set: in one clean pass, or as the last epoch saw it."""
         if self.keeps_notes and at.notes:
-            return at.notes
+            return at.guarded(at.notes)
         with torch.no_grad(), net.eval():
             seen = [self.observe(net, x, y) for x, y in data.batches()]
-        return {key: torch.cat([notes[key] for notes in seen]) for key in seen[0]}
+        return at.guarded({key: torch.cat([notes[key] for notes in seen]) for key in seen[0]})
 
     def refreshed(self, new: P, old: P) -> P:
         """This round's prototypes, with those nobody sent kept from before or dropped."""

@@ -75,7 +75,7 @@ def test_a_client_without_a_step_keeps_its_control_variate(identity_net, make_at
     at = make_at(down=method.server_state(net, make_at()), memory=memory, start=net.pick(), taken=0, reach=0.0)
     upload, after = method.upload(net, None, at)
     assert torch.equal(after.c.params["fc.weight"], memory.c.params["fc.weight"])
-    assert torch.equal(upload.c.value.params["fc.weight"], torch.zeros(2, 2))
+    assert torch.equal(upload.dc.value.params["fc.weight"], torch.zeros(2, 2))
 
 
 def test_first_round_is_fedavg_with_the_plain_mean(make_data, tiny_run):

@@ -74,7 +74,7 @@ def test_impossible_shapes(shape: tuple[int, ...], classes: int) -> None:
 
 def test_description_has_type_default_and_doc_of_each_option() -> None:
     options = describe("resnet50").options
-    assert list(options) == ["width", "stem", "stem_maxpool"]
+    assert list(options) == ["width", "stem", "stem_maxpool", "norm"]
     assert options["width"][:2] == ("whole number at least 1", 64)
     assert options["stem"][:2] == ("cifar or standard", "standard")
     assert options["stem_maxpool"].type == "on or off"

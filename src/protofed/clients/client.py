@@ -19,10 +19,11 @@ from protofed.clients.setting import Setting
 from protofed.clients.store import ClientState, ClientStore
 from protofed.clients.training import Learnt, train
 from protofed.clients.transfer import to_device
+from protofed.guards import PrivateGradients, guard_rows, seal
 from protofed.method import At
 from protofed.models import everything, laid_out, nothing
 from protofed.models.net import Net
-from protofed.records import Message, Nothing, Record, decode, encode, map_tensors
+from protofed.records import Message, Nothing, Quantiser, Record, decode, encode, map_tensors
 
 R = TypeVar("R", bound=Record)
 
@@ -73,19 +74,28 @@ class ClientSide:
 
     def finish(self, ready: Ready, learnt: Learnt) -> Trained:
         """Make the upload from what training left in the client's network, and propose the client's new state."""
-        client, net = ready.job.client, self.net_of(ready.job.client)
-        at = replace(ready.at, notes=learnt.notes, taken=learnt.taken, reach=learnt.reach)
+        client, net, guard = ready.job.client, self.net_of(ready.job.client), self._setting.guard
+        at = replace(
+            ready.at,
+            notes=learnt.notes,
+            taken=learnt.taken,
+            reach=learnt.reach,
+            guarded=lambda seen: guard_rows(guard, seen, ready.at),
+        )
         upload, memory = self._setting.method.upload(net, ready.samples, at)
-        sent = encode(upload, client)
+        quantiser = None if guard.quantise is None else Quantiser(guard.quantise, at.rng("guard quantise"))
+        sent = encode(seal(guard, upload, at), client, quantiser)
         self._store.propose(client, ready.job.round, ClientState(net.pick(), memory, learnt.optimizer))
-        return Trained(sent.blob, sent.size, learnt.loss, learnt.samples)
+        # A loss tells of the samples, too, and no noise is on it.
+        return Trained(sent.blob, sent.size, {} if guard.promises else learnt.loss, learnt.samples)
 
     def _train(self, job: Train, message: Message) -> Trained:
         setting, ready = self._setting, self.prepare(job, message)
         net = self.net_of(job.client)
         optimizers = make_optimizers(setting.method, net, setting.plan, ready.at.lr)
         restore_state(setting.method, optimizers, ready.optimizer)
-        learnt = train(setting.method, net, ready.samples, ready.at, optimizers, setting.precision)
+        private = PrivateGradients(setting.guard, ready.at) if setting.guard.trains_privately else None
+        learnt = train(setting.method, net, ready.samples, ready.at, optimizers, setting.precision, private)
         return self.finish(ready, learnt)
 
     def _evaluate(self, job: Evaluate, message: Message) -> Score:

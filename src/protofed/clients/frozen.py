@@ -58,7 +58,12 @@ def choose_frozen(name: str, setting: Setting) -> Choice:
     if name == "plain":
         return Choice((), "asked for")
     parts = tuple(find_frozen(setting.method, model, setting.dataset.image_shape) for model in setting.models)
-    if _too_large(replace(setting, frozen=parts)):
+    if setting.guard.trains_privately:
+        problem = _Problem(
+            "gradients are taken sample by sample, of batches drawn anew", "use another guard, or --frozen auto"
+        )
+        parts = ()
+    elif _too_large(replace(setting, frozen=parts)):
         problem = _Problem("the features would not fit on the disk of the run folder", "free some, or use --frozen auto")
         parts = tuple(replace(part, prefix=()) for part in parts)
     elif not any(part.prefix for part in parts):

@@ -50,7 +50,10 @@ class LocalOptimizer:
 
     def step(self, loss: Tensor) -> None:
         """One step down the loss; a parameter the loss does not depend on stays where it is."""
-        found = torch.autograd.grad(loss, self.params, allow_unused=True)
+        self.follow(torch.autograd.grad(loss, self.params, allow_unused=True))
+
+    def follow(self, found: Sequence[Tensor | None]) -> None:
+        """One step by a gradient per parameter, or None for one that stays where it is."""
         used = [index for index, gradient in enumerate(found) if gradient is not None]
         gradients = [gradient for gradient in found if gradient is not None]
         params = [self._values[index] for index in used]

@@ -55,10 +55,16 @@ class ClientSamples:
             # Without augmentation a sample looks the same in every epoch, so the work is done once.
             self._clean = self._normalise(self._pixels, self._dtype)
         for chosen in torch.split(self._shuffled(order).to(self.y.device), size):
-            if self._clean is None:
-                yield self._normalise(self._augment(self._pixels[chosen], chance), self._dtype), self.y[chosen]
-            else:
-                yield self._announced(self._clean[chosen], chosen), self.y[chosen]
+            yield self._training_batch(chosen, chance)
+
+    def drawn(self, chosen: Tensor, chance: torch.Generator) -> tuple[Tensor, Tensor]:
+        """The chosen samples, augmented by `chance`."""
+        return self._training_batch(chosen.to(self.y.device), chance)
+
+    def _training_batch(self, chosen: Tensor, chance: torch.Generator) -> tuple[Tensor, Tensor]:
+        if self._clean is None:
+            return self._normalise(self._augment(self._pixels[chosen], chance), self._dtype), self.y[chosen]
+        return self._announced(self._clean[chosen], chosen), self.y[chosen]
 
     def _announced(self, x: Tensor, chosen: Tensor) -> Tensor:
         if self.on_batch is not None:

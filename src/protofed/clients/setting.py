@@ -12,9 +12,11 @@ from torch import Tensor
 
 from protofed.clients.samples import ClientSamples
 from protofed.data import Augment, Dataset, Images, Partition
+from protofed.guards import UNGUARDED, Guard
 from protofed.method import At, Method, Plan
 from protofed.models import Split
 from protofed.models.folding import Folds
+from protofed.records import Robust
 from protofed.seeding import generator
 
 
@@ -56,6 +58,10 @@ class Setting:
     """Whether losses and predictions are computed in bfloat16 where that is safe; weights stay as they are."""
     frozen: tuple[FrozenPart, ...] = ()
     """For each architecture; empty: all stages are computed as if they were trained."""
+    guard: Guard = UNGUARDED
+    """What is done to an upload before it leaves a client."""
+    robust: Robust | None = None
+    """What takes the place of the mean over clients."""
 
     @property
     def model(self) -> Split:

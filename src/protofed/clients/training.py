@@ -16,6 +16,7 @@ from torch import Tensor
 
 from protofed.clients.optimizers import LocalOptimizer, State, kept_state
 from protofed.clients.samples import ClientSamples
+from protofed.guards import PrivateGradients
 from protofed.method import At, Method, Notes, Terms
 from protofed.models import normalisation
 from protofed.models.net import Net
@@ -57,12 +58,15 @@ def train(
     at: At,
     optimizers: list[LocalOptimizer],
     precision: Precision = nullcontext,
+    private: PrivateGradients | None = None,
 ) -> Learnt:
-    """Train for this round's epochs."""
+    """Train for this round's epochs; with private gradients nothing but the weights tells what was learnt."""
     like = next(iter(net.params().values()))
     logbook = Logbook(like.dtype)
     with _keyed_dropout(at, like.device):
         set_modes(method, net)
+        if private is not None:
+            return _train_privately(method, net, samples, at, optimizers, private)
         for lesson in lessons(method, samples, at):
             step_at = at if lesson.draw is None else replace(at, draw=lesson.draw)
             for step, optimizer in zip(method.steps, optimizers, strict=True):
@@ -134,6 +138,30 @@ class Logbook:
     def _whole(self, value: Tensor) -> Tensor:
         """Numbers in the model's own precision, also where the loss was computed in half of it."""
         return value.to(self.dtype) if value.is_floating_point() else value
+
+
+def _train_privately(
+    method: Method,
+    net: Net,
+    samples: ClientSamples,
+    at: At,
+    optimizers: list[LocalOptimizer],
+    private: PrivateGradients,
+) -> Learnt:
+    """As many steps as an ordinary round, each on samples drawn anew. A step that draws nobody still moves by noise."""
+    chance = at.rng("augment")
+    for _ in range(private.steps):
+        x, y = samples.drawn(private.draw(len(samples)), chance)
+        for step, optimizer in zip(method.steps, optimizers, strict=True):
+            optimizer.follow(private.of(method, step, net, x, y, at))
+    return Learnt(
+        loss={},
+        samples=at.plan.epochs[at.round] * len(samples),
+        notes={},
+        taken=optimizers[0].taken,
+        reach=optimizers[0].reach,
+        optimizer=kept_state(method, optimizers),
+    )
 
 
 def _total(seen: list[tuple[Tensor, int]]) -> float:

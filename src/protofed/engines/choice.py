@@ -94,7 +94,7 @@ def _fastest(processes: int, participants: int, setting: Setting, templates: Tem
     else:
         best = Choice("workers", processes, f"{measured}, {share * alone:.3g} s in {processes}")
     bit_equal = alone if best.name == "loop" else share * alone
-    if bit_equal < _LONG_RUN or step > _HEAVY_STEP or setting.method.not_vectorised:
+    if bit_equal < _LONG_RUN or step > _HEAVY_STEP or _not_vectorised(setting):
         return best
     try:
         together = trial.together() * steps
@@ -115,10 +115,16 @@ def _largest_share(processes: int, participants: int, setting: Setting) -> float
     return max(loads) / sum(sizes)
 
 
+def _not_vectorised(setting: Setting) -> str:
+    """Why clients of this run cannot step together, as far as that is known without trying."""
+    if setting.guard.trains_privately:
+        return "their gradients are clipped sample by sample"
+    return setting.method.not_vectorised
+
+
 def _refuse_unless_vectorised(setting: Setting, templates: Templates) -> None:
     """By what the method says of itself, or by trying."""
-    method = setting.method
-    reason = method.not_vectorised
+    reason = _not_vectorised(setting)
     if not reason:
         try:
             Trial(setting, templates).rehearse_together()
@@ -126,7 +132,7 @@ def _refuse_unless_vectorised(setting: Setting, templates: Templates) -> None:
             reason = str(error).strip().splitlines()[0]
     if reason:
         raise UserError(
-            f"engine=vmap: the clients of {type(method).__name__} cannot step together: {reason}; "
+            f"engine=vmap: the clients of {type(setting.method).__name__} cannot step together: {reason}; "
             "use --engine workers or loop"
         )
 

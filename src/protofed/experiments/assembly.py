@@ -18,6 +18,9 @@ from protofed.data.catalog import data_options
 from protofed.engines import Choice, choose_engine
 from protofed.errors import UserError, unknown_name
 from protofed.experiments.options import Options
+from protofed.federation import Watch
+from protofed.guards import parse_guard
+from protofed.guards import refuse_impossible as refuse_guard
 from protofed.method import At, Method
 from protofed.models import (
     Split,
@@ -29,6 +32,7 @@ from protofed.models import (
     nothing,
     to_common_length,
 )
+from protofed.records import Each, parse_robust, parts_of
 from protofed.registry import find_method, in_words, load_plugin, make_method
 from protofed.seeding import stable_seed
 
@@ -41,6 +45,8 @@ _DATA_SETTINGS: dict[str, Any] = {
     "min_size": int,
     "validation": Annotated[float, Field(ge=0, lt=1)],
 }
+
+_FEWEST_TOGETHER = 3
 
 
 @dataclass(frozen=True)
@@ -100,6 +106,8 @@ class Assembly:
                 "weights": None if self.weights is None else self.weights.summary(),
             },
             "plan": asdict(setting.plan),
+            "guard": setting.guard.model_dump(),
+            "robust": options.robust,
             "seed": options.seed,
             "engine": {**asdict(self.engine), "layout": setting.layout, "frozen": self.frozen},
             "warnings": list(self.warnings),
@@ -159,6 +167,8 @@ def assemble(options: Options, clients_folder: Path) -> Assembly:
         dtype=getattr(torch, options.dtype),
         device=device,
         autocast=options.autocast,
+        guard=parse_guard(options.guard),
+        robust=None if options.robust is None else parse_robust(options.robust),
     )
     with _keyed(options.seed, "build"):
         built = tuple(_built(options, method, base, setting.at(0, None)) for base in setting.models)
@@ -173,7 +183,13 @@ def assemble(options: Options, clients_folder: Path) -> Assembly:
     setting = replace(setting, frozen=frozen.parts)
     _refuse_impossible(options, setting, templates)
     engine = choose_engine(options.engine, options.workers, options.participation, setting, templates)
-    warnings = (*dataset.warnings, *partition.warnings, *_random_parts(options, setting), *_own_plan(options, setting))
+    warnings = (
+        *dataset.warnings,
+        *partition.warnings,
+        *_random_parts(options, setting),
+        *_own_plan(options, setting),
+        *_beyond_robust(options, templates),
+    )
     return Assembly(options, setting, templates, engine, warnings, report, frozen.summary())
 
 
@@ -235,6 +251,31 @@ def _refuse_impossible(options: Options, setting: Setting, templates: Templates)
         )
     if options.ensemble and templates.global_model is None:
         raise UserError(f"--ensemble needs a method with a complete global model; {options.method} has none")
+    refuse_guard(setting.guard, options.method, method, setting.models, options.model.split(","), templates.upload)
+    if options.balanced and setting.guard.trains_privately:
+        raise UserError("guard: drawing classes equally often tells how many samples each has; leave --balanced out")
+    together = Watch(options.participation).participants_of(len(setting.partition.clients))
+    for wish, wanted in (("secure aggregation", setting.guard.secure), (f"robust={options.robust}", setting.robust)):
+        if wanted and together < _FEWEST_TOGETHER:
+            raise UserError(
+                f"{wish} needs at least {_FEWEST_TOGETHER} clients in a round, not {together}: of fewer, one is told "
+                "by the others' sum, and none is outvoted"
+            )
+    if setting.robust is not None and setting.guard.secure:
+        raise UserError(
+            f"robust={options.robust} compares the clients' values, which secure aggregation hides; keep one"
+        )
+
+
+def _beyond_robust(options: Options, templates: Templates) -> list[str]:
+    """A warning where a robust rule does not reach all that is uploaded."""
+    single = [name for name, item in parts_of(templates.upload).items() if isinstance(item, Each)]
+    if options.robust is None or not single:
+        return []
+    return [
+        f"robust={options.robust} replaces means; {', '.join(single)} of {options.method} is used client by client, "
+        "so a hostile client's is used as it is"
+    ]
 
 
 @contextmanager

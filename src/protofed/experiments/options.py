@@ -53,6 +53,12 @@ class Options(BaseModel):
     set: dict[str, str] = Field(
         default_factory=dict, description="KEY=VALUE, a hyper-parameter of the method, or model.KEY, or data.KEY"
     )
+    guard: str | None = Field(
+        None, description="bound and noise what is uploaded, for example clip=1.0,noise=0.5 (see docs/guards.md)"
+    )
+    robust: str | None = Field(
+        None, description="median | trimmed=0.2 | norm-bound=1: instead of the mean over clients"
+    )
     engine: str = Field("auto", description=" | ".join(ENGINES))
     workers: WholeNumber | None = Field(None, description="processes of the workers engine")
     device: str = Field("cpu", description="cpu | cuda")
@@ -67,7 +73,7 @@ class Options(BaseModel):
     evaluate_local: bool = Field(False, description="also score clients' models as local training left them")
     plugin: list[str] = Field(default_factory=list, description="a Python file that registers methods, models or data")
 
-    @field_validator("domains", "clients", "fraction", "samples_per_client", "plan", mode="before")
+    @field_validator("domains", "clients", "fraction", "samples_per_client", "plan", "guard", mode="before")
     @classmethod
     def _as_text(cls, value: object) -> object:
         """Python callers may give {"mnist": 6}, [30, 60] or 0.2 where the command line has text."""

@@ -107,7 +107,9 @@ def _run(assembly: Assembly, folder: RunFolder, resume: bool, callbacks: list[An
     finally:
         engine.close()
     _write_results(federation, folder)
-    folder.write_json("summary.json", _summary(assembly, folder.rounds(), time.perf_counter() - start))
+    summary = _summary(assembly, folder.rounds(), time.perf_counter() - start)
+    privacy = federation.privacy(setting.plan.rounds)
+    folder.write_json("summary.json", summary if privacy is None else {**summary, "privacy": privacy})
     tell(callbacks, "run_end", result)
     return result
 

@@ -15,6 +15,7 @@ from protofed.errors import BadMessage
 from protofed.federation.engine import Engine
 from protofed.federation.evaluation import Evaluator, Member
 from protofed.federation.folder import RunFolder
+from protofed.guards import UNGUARDED, Ledger, SecureTally
 from protofed.records import Bytes, Message, Record, Tally, Weights, decode, encode
 from protofed.seeding import generator
 
@@ -30,6 +31,10 @@ class Watch:
     evaluate_local: bool = False
     ensemble: bool = False
     """After the last round the clients' models predict together."""
+
+    def participants_of(self, clients: int) -> int:
+        """How many of the clients train in a round."""
+        return max(1, math.ceil(self.participation * clients - 1e-9))
 
 
 class Federation:
@@ -51,6 +56,7 @@ class Federation:
         self._engine = engine
         self._watch = watch
         self._next = 0
+        self._ledger = Ledger(setting.guard, setting.method, setting.plan, setting.sizes, templates.upload)
 
     def resume(self) -> None:
         """Continue after the last committed round."""
@@ -87,7 +93,7 @@ class Federation:
         record = {
             "round": round + 1,
             "participants": participants,
-            "train_loss": _finite(sum(exchange.loss.values())) if exchange.samples else None,
+            "train_loss": _finite(sum(exchange.loss.values())) if exchange.loss else None,
             "loss_parts": {name: _finite(value) for name, value in exchange.loss.items()},
             "accuracy": accuracy,
             "validation": validation,
@@ -95,14 +101,27 @@ class Federation:
             "samples": exchange.samples,
             "seconds": clock.seconds(),
             "events": exchange.events,
+            **self._privacy(round),
         }
         self.folder.commit_round(round, record, self.server, exchange.tally.clients)
         return record
 
+    def privacy(self, rounds: int) -> dict[str, Any] | None:
+        """What all uploads of the first `rounds` rounds gave away, client by client; None without a guard."""
+        if self.setting.guard == UNGUARDED:
+            return None
+        return self._ledger.total((each, self.participants(each)) for each in range(rounds))
+
+    def _privacy(self, round: int) -> dict[str, Any]:
+        """The entry of a round's line: what has been given away so far."""
+        if self.setting.guard == UNGUARDED:
+            return {}
+        return {"privacy": self._ledger.after((each, self.participants(each)) for each in range(round + 1))}
+
     def participants(self, round: int) -> list[str]:
         """Who takes part in a round, in canonical order; the draw depends on seed and round only."""
         clients = list(self.setting.partition.clients)
-        wanted = max(1, math.ceil(self._watch.participation * len(clients) - 1e-9))
+        wanted = self._watch.participants_of(len(clients))
         if wanted == len(clients):
             return clients
         order = torch.randperm(len(clients), generator=generator(self.setting.seed, "participants", round))
@@ -110,7 +129,7 @@ class Federation:
 
     def _exchange(self, round: int, participants: list[str]) -> "_Exchange":
         """Send to the participants, let them train, take in what comes back in canonical order."""
-        exchange = _Exchange()
+        exchange = _Exchange(self._tally(participants))
         post = _Post(self, round)
         jobs = [(Train(round, client), post.message_to(client)) for client in participants]
         if not self.setting.method.pools_data:
@@ -127,15 +146,22 @@ class Federation:
         exchange.average_losses()
         return exchange
 
+    def _tally(self, participants: list[str]) -> Tally | SecureTally:
+        """What sums up the uploads of a round."""
+        guard = self.setting.guard
+        if guard.secure:
+            return SecureTally(participants, self.setting.sizes, self._templates.upload, guard.secure_range)
+        return Tally(self.setting.robust)
+
     def _take_in(self, exchange: "_Exchange", round: int, client: str, result: Trained) -> Failed | None:
         """Fold one upload in, or say why it cannot be used."""
         if not self.setting.method.pools_data:
             exchange.up += result.size
         try:
-            upload = decode(result.blob, self._templates.upload, client)
+            upload = decode(result.blob, self._templates.upload, client, self.setting.guard.quantise)
+            exchange.tally.add(client, upload)
         except BadMessage as error:
             return Failed(str(error))
-        exchange.tally.add(client, upload)
         exchange.add_loss(result)
         if self._watch.ensemble and round + 1 == self.setting.plan.rounds:
             at = self.setting.at(round, client)
@@ -169,7 +195,7 @@ class Federation:
 class _Exchange:
     """What one round of sending and receiving amounts to."""
 
-    tally: Tally = field(default_factory=Tally)
+    tally: Tally | SecureTally
     up: Bytes = field(default_factory=Bytes)
     down: Bytes = field(default_factory=Bytes)
     loss: dict[str, float] = field(default_factory=dict)

@@ -65,6 +65,11 @@ class ConfFedProto(Method):
         "predict with the head or by the nearest global prototype", default="head"
     )
 
+    @property
+    def separable(self) -> bool:
+        """A mean that is divided by confidences is no plain mean."""
+        return self.conf_normaliser == "count"
+
     def server_state(self, net: Net, at: At) -> Prototypes:
         """No prototype yet."""
         return Prototypes(net.empty_table())

@@ -42,6 +42,7 @@ class Copa(Method):
     )
     sends_up = "weights of the extractor, of the own head, sample count"
     sends_down = "weights of the extractor, the heads of all clients"
+    separable = True
     readings = (
         "The branch for domain generalisation only; no pseudo-labels.",
         "Batch-instance normalisation and strong augmentation are left out unless asked for (hybrid_norm, "

@@ -33,6 +33,7 @@ class Elastic(FedAvg):
 
     paper = "Chen et al., Elastic Aggregation for Federated Optimization, CVPR 2023"
     sends_up = "weights, sensitivities, sample count"
+    separable = False  # a sensitivity is neither a weight nor a class mean
     readings = (
         "Sensitivity: the paper's is per scalar, public code has one number per tensor, the mean of |g|; per tensor "
         "(level).",

@@ -125,6 +125,7 @@ class FedAdapter(WithAdapters):
     )
     presets = {"authors": {"load_global": False, "adapter_init": "kaiming"}}
     trained = adapters + head
+    separable = True
 
     mu: NonNegative = knob("pull of adapters and head towards the global ones", default=0.01)
 

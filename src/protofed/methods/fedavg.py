@@ -34,6 +34,7 @@ class FedAvg(Method):
     paper = "McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017"
     sends_up = "weights, sample count"
     sends_down = "weights"
+    separable = True
 
     def server_state(self, net: Net, at: At) -> Model:
         """The initial model."""

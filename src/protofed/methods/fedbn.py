@@ -30,6 +30,7 @@ class FedBN(Method):
     paper = "Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, ICLR 2021"
     sends_up = "weights without normalisation, sample count; with global_bn=mean also the normalisation"
     sends_down = "weights without normalisation"
+    separable = True
     readings = (
         "Normalisation is found by type; names that contain 'bn' miss the shortcuts' layers.",
         "A model for unseen domains needs the mean of the clients' normalisation, which the method does not send: with "

@@ -36,6 +36,7 @@ class FedDyn(Method):
     paper = "Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021"
     sends_up = "weights"
     sends_down = "weights"
+    separable = True
     readings = (
         "The means are plain; a client's size enters through alpha_i = alpha / (N n_i / n), as in the authors' code, "
         "unless weighting=uniform.",

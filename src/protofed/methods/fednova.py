@@ -41,6 +41,7 @@ class FedNova(Method):
     paper = "Wang et al., Tackling the Objective Inconsistency Problem in Federated Optimization, NeurIPS 2020"
     sends_up = "normalised change of the weights, effective number of steps, sample count"
     sends_down = "weights"
+    separable = True
     readings = (
         "tau_i counts optimiser steps; a benchmark that counts epochs makes it FedAvg.",
         "With a proximal term the reference rescales by the plain number of steps (mu).",

@@ -52,6 +52,7 @@ class FedProc(Method):
     paper = "Mu et al., FedProc: Prototypical Contrastive Federated Learning on Non-IID Data, FGCS 2023"
     sends_up = "weights, sample count, class means and counts"
     sends_down = "weights, global class means"
+    separable = True
     readings = (
         "Round 0: there are no class means yet; pure cross-entropy, as in the authors' code, not a zero loss.",
         "Schedule: the paper ramps over all rounds, the released code over 100 (ramp_rounds).",

@@ -52,6 +52,7 @@ class _PrototypeAlignment(Method):
         "Alignment: the paper compares class means, the released code single samples; samples are compared "
         "(align_reduction).",
     )
+    separable = True
 
     lam: NonNegative = knob("weight of the alignment with the global prototypes (0.1 on CIFAR-10)", default=1.0)
     align_reduction: Literal["mse", "sq_l2"] = knob(

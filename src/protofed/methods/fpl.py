@@ -46,6 +46,7 @@ class FPL(Method):
     paper = "Huang et al., Rethinking Federated Learning with Domain Shift: A Prototype View, CVPR 2023"
     sends_up = "weights, sample count, prototypes of the classes held, their counts"
     sends_down = "weights, cluster prototypes and their classes"
+    separable = True
     readings = (
         "UPCR: the paper sums over coordinates, the released code takes their mean; the mean (upcr_reduction).",
         "A class nobody sent: the released code forgets its clusters; they are kept (stale_protos).",

@@ -35,8 +35,8 @@ class Memory(Record):
 class Upload(Record):
     """The changes dy of the model (running statistics as they are) and dc of the control variate."""
 
-    weights: Mean[Weights]
-    c: Mean[Weights]
+    dy: Mean[Weights]
+    dc: Mean[Weights]
 
 
 @register("scaffold")
@@ -46,6 +46,7 @@ class Scaffold(Method):
     paper = "Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020"
     sends_up = "change of the weights, change of the control variate"
     sends_down = "weights, control variate"
+    separable = True
     readings = (
         "Control variates by option II; the theory has no momentum, here the corrected gradient enters it, and the "
         "change is divided by the path of a unit gradient, which is m x lr without momentum.",
@@ -94,14 +95,14 @@ class Scaffold(Method):
 
     def client_weights(self, server: Controlled, upload: Any, at: At) -> Weights:
         """y = theta + dy."""
-        dy = upload.weights.value
+        dy = upload.dy.value
         theta = server.weights.params
         return Weights({name: theta[name] + change for name, change in dy.params.items()}, dy.stats)
 
     def aggregate(self, server: Controlled, total: Any, at: At) -> Controlled:
         """One step along the mean change; c stays the mean of the c_i of all clients."""
-        dy, dc = total.weights.params, total.c.params
+        dy, dc = total.dy.params, total.dc.params
         theta = {name: tensor + self.server_lr * dy[name] for name, tensor in server.weights.params.items()}
         share = len(at.participants) / len(at.clients)  # |S_t| / N
         c = {name: tensor + share * dc[name] for name, tensor in server.c.params.items()}
-        return Controlled(Weights(theta, total.weights.stats), Weights(c, {}))
+        return Controlled(Weights(theta, total.dy.stats), Weights(c, {}))

@@ -37,8 +37,9 @@ class Net:
         self.shortcut: Shortcut | None = None
         """Set by whoever knows the weights; references made by `using` have others, and therefore none."""
         self._at = None if at is None else {f"model.{name}": tensor for name, tensor in at.tensors().items()}
-        self._params = dict(model.named_parameters())
-        self._stats = {name: tensor for name, tensor in tensors(model).items() if name not in self._params}
+        own = dict(model.named_parameters())
+        self._stats = {name: tensor for name, tensor in tensors(model).items() if name not in own}
+        self._params = own if at is None else {**own, **at.params}
         self._names: dict[Group, frozenset[str]] = {}
 
     @property
@@ -105,7 +106,7 @@ class Net:
             self._names[group] = group.names(self.model)
         return self._names[group]
 
-    def params(self, group: Group = everything) -> dict[str, nn.Parameter]:
+    def params(self, group: Group = everything) -> dict[str, Tensor]:
         """The live learnable tensors of a group."""
         return {name: param for name, param in self._params.items() if name in self.names(group)}
 

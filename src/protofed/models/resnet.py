@@ -5,6 +5,7 @@ Inside the stages the names are torchvision's, so its weight files fit once `con
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from math import gcd
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -22,6 +23,18 @@ Stem = Annotated[
 StemMaxpool = Annotated[
     bool | None, Field(description="3x3 stride 2 max-pool after the stem; unset: with the standard stem only")
 ]
+Norm = Annotated[
+    Literal["batch", "group"],
+    Field(description="normalise over the batch, or over groups of channels of each image by itself"),
+]
+_GROUPS = 32
+
+
+def _norm(kind: Literal["batch", "group"], channels: int) -> nn.Module:
+    """A normalisation layer; the groups are as many as divide the channels, 32 at most."""
+    if kind == "batch":
+        return nn.BatchNorm2d(channels)
+    return nn.GroupNorm(gcd(channels, _GROUPS), channels)
 
 
 class BasicBlock(nn.Module):
@@ -29,13 +42,13 @@ class BasicBlock(nn.Module):
 
     expansion = 1
 
-    def __init__(self, inputs: int, width: int, stride: int) -> None:
+    def __init__(self, inputs: int, width: int, stride: int, norm: Literal["batch", "group"]) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(inputs, width, 3, stride, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
+        self.bn1 = _norm(norm, width)
         self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(width)
-        self.downsample = _shortcut(inputs, width, stride)
+        self.bn2 = _norm(norm, width)
+        self.downsample = _shortcut(inputs, width, stride, norm)
 
     def forward(self, x: Tensor) -> Tensor:
         """The block's output."""
@@ -49,16 +62,16 @@ class Bottleneck(nn.Module):
 
     expansion = 4
 
-    def __init__(self, inputs: int, width: int, stride: int) -> None:
+    def __init__(self, inputs: int, width: int, stride: int, norm: Literal["batch", "group"]) -> None:
         super().__init__()
         outputs = width * self.expansion
         self.conv1 = nn.Conv2d(inputs, width, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
+        self.bn1 = _norm(norm, width)
         self.conv2 = nn.Conv2d(width, width, 3, stride, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(width)
+        self.bn2 = _norm(norm, width)
         self.conv3 = nn.Conv2d(width, outputs, 1, bias=False)
-        self.bn3 = nn.BatchNorm2d(outputs)
-        self.downsample = _shortcut(inputs, outputs, stride)
+        self.bn3 = _norm(norm, outputs)
+        self.downsample = _shortcut(inputs, outputs, stride, norm)
 
     def forward(self, x: Tensor) -> Tensor:
         """The block's output."""
@@ -76,9 +89,10 @@ def resnet10(
     width: Width = 64,
     stem: Stem = "cifar",
     stem_maxpool: StemMaxpool = None,
+    norm: Norm = "batch",
 ) -> Split:
     """ResNet-10: one basic block in each stage."""
-    return _resnet(BasicBlock, (1, 1, 1, 1), image_shape, classes, width, stem, stem_maxpool)
+    return _resnet(BasicBlock, (1, 1, 1, 1), image_shape, classes, width, stem, stem_maxpool, norm)
 
 
 @register_model("resnet18", description="ResNet-18 of basic blocks, features of length 8 x width")
@@ -89,9 +103,10 @@ def resnet18(
     width: Width = 64,
     stem: Stem = "cifar",
     stem_maxpool: StemMaxpool = None,
+    norm: Norm = "batch",
 ) -> Split:
     """ResNet-18: two basic blocks in each stage."""
-    return _resnet(BasicBlock, (2, 2, 2, 2), image_shape, classes, width, stem, stem_maxpool)
+    return _resnet(BasicBlock, (2, 2, 2, 2), image_shape, classes, width, stem, stem_maxpool, norm)
 
 
 @register_model("resnet50", description="ResNet-50 of bottleneck blocks, features of length 32 x width")
@@ -102,9 +117,10 @@ def resnet50(
     width: Width = 64,
     stem: Stem = "standard",
     stem_maxpool: StemMaxpool = None,
+    norm: Norm = "batch",
 ) -> Split:
     """ResNet-50: 3, 4, 6 and 3 bottleneck blocks."""
-    return _resnet(Bottleneck, (3, 4, 6, 3), image_shape, classes, width, stem, stem_maxpool)
+    return _resnet(Bottleneck, (3, 4, 6, 3), image_shape, classes, width, stem, stem_maxpool, norm)
 
 
 def _resnet(
@@ -115,15 +131,16 @@ def _resnet(
     width: int,
     stem: Literal["cifar", "standard"],
     stem_maxpool: bool | None,
+    norm: Literal["batch", "group"],
 ) -> Split:
     pooled = stem == "standard" if stem_maxpool is None else stem_maxpool
-    stages: dict[str, nn.Module] = {"stem": _stem(image_shape[0], width, stem, pooled)}
+    stages: dict[str, nn.Module] = {"stem": _stem(image_shape[0], width, stem, pooled, norm)}
     channels = width
     for level, depth in enumerate(depths):
         blocks = []
         for position in range(depth):
             stride = 2 if level > 0 and position == 0 else 1
-            blocks.append(block(channels, width * 2**level, stride))
+            blocks.append(block(channels, width * 2**level, stride, norm))
             channels = width * 2**level * block.expansion
         stages[f"layer{level + 1}"] = nn.Sequential(*blocks)
     stages["pool"] = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
@@ -135,16 +152,18 @@ def _resnet(
     return model
 
 
-def _stem(inputs: int, width: int, kind: Literal["cifar", "standard"], pooled: bool) -> nn.Sequential:
+def _stem(
+    inputs: int, width: int, kind: Literal["cifar", "standard"], pooled: bool, norm: Literal["batch", "group"]
+) -> nn.Sequential:
     kernel, stride = {"cifar": (3, 1), "standard": (7, 2)}[kind]
     convolution = nn.Conv2d(inputs, width, kernel, stride, padding=kernel // 2, bias=False)
-    stem = nn.Sequential(OrderedDict(conv1=convolution, bn1=nn.BatchNorm2d(width), relu=nn.ReLU()))
+    stem = nn.Sequential(OrderedDict(conv1=convolution, bn1=_norm(norm, width), relu=nn.ReLU()))
     if pooled:
         stem.add_module("maxpool", nn.MaxPool2d(3, stride=2, padding=1))
     return stem
 
 
-def _shortcut(inputs: int, outputs: int, stride: int) -> nn.Module:
+def _shortcut(inputs: int, outputs: int, stride: int, norm: Literal["batch", "group"]) -> nn.Module:
     if inputs == outputs and stride == 1:
         return nn.Identity()
-    return nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+    return nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), _norm(norm, outputs))

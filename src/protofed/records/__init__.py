@@ -1,8 +1,21 @@
 """Typed messages and states, the one codec that carries them, and their exact bytes."""
 
 from protofed.records.codec import KINDS, Bytes, Message, decode, encode
+from protofed.records.quantise import Quantiser
+from protofed.records.robust import Robust, parse_robust
 from protofed.records.tally import Tally
-from protofed.records.types import ClassTable, Each, Features, Mean, Nothing, PrototypeSet, Record, Weights, map_tensors
+from protofed.records.types import (
+    ClassTable,
+    Each,
+    Features,
+    Mean,
+    Nothing,
+    PrototypeSet,
+    Record,
+    Weights,
+    map_tensors,
+    parts_of,
+)
 
 __all__ = [
     "KINDS",
@@ -14,10 +27,14 @@ __all__ = [
     "Message",
     "Nothing",
     "PrototypeSet",
+    "Quantiser",
     "Record",
+    "Robust",
     "Tally",
     "Weights",
     "decode",
     "encode",
     "map_tensors",
+    "parse_robust",
+    "parts_of",
 ]

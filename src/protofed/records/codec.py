@@ -20,6 +20,7 @@ from safetensors.torch import load
 from torch import Tensor
 
 from protofed.errors import BadMessage
+from protofed.records.quantise import GRID, Quantiser, unpack
 from protofed.records.types import Record
 
 R = TypeVar("R", bound=Record)
@@ -68,23 +69,33 @@ class Message:
     size: Bytes
 
 
-def encode(record: Record, sender: str) -> Message:
-    """The record as bytes; a value that is not finite is refused in the name of the sender."""
+def encode(record: Record, sender: str, quantiser: Quantiser | None = None) -> Message:
+    """The record as bytes; a value that is not finite is refused in the name of the sender.
+
+    A quantiser makes few bits of what is learnt from samples; statistics and counts travel as they are.
+    """
     arrays: dict[str, NDArray[Any]] = {}
     by_kind = dict.fromkeys(KINDS, 0)
     for name, tensor, kind in _leaves(record):
         _refuse_not_finite(tensor, name, sender)
         # ascontiguousarray would turn a scalar into a vector of one.
         arrays[name] = np.asarray(tensor.detach().cpu().numpy(), order="C")
+        if quantiser is not None and kind != "other" and tensor.is_floating_point():
+            arrays[name], arrays[name + GRID] = quantiser.pack(arrays[name])
         by_kind[kind] += arrays[name].nbytes
     blob = save(arrays, {"check": _checksum(arrays)})
     by_kind["other"] += len(blob) - sum(by_kind.values())
     return Message(blob, Bytes(**by_kind))
 
 
-def decode(blob: bytes, like: R, sender: str) -> R:
-    """The record in `blob`, which must have the structure of `like`; anything else is refused by name."""
+def decode(blob: bytes, like: R, sender: str, bits: int | None = None) -> R:
+    """The record in `blob`, which must have the structure of `like`; anything else is refused by name.
+
+    `bits` says how many the sender's quantiser left of a number.
+    """
     tensors = _parse(blob, sender)
+    if bits is not None:
+        tensors = _unpacked(tensors, bits, sender)
     record = _rebuild(like, tensors, "", sender)
     if tensors:
         raise BadMessage(f"{sender}: unexpected field {sorted(tensors)[0]!r} in a {type(like).__name__} message")
@@ -134,6 +145,20 @@ def _parse(blob: bytes, sender: str) -> dict[str, Tensor]:
     if _checksum({name: tensor.numpy() for name, tensor in tensors.items()}) != promised:
         raise BadMessage(f"{sender}: the message is corrupted (its checksum does not match)")
     return tensors
+
+
+def _unpacked(tensors: dict[str, Tensor], bits: int, sender: str) -> dict[str, Tensor]:
+    """Quantised tensors by the names and in the types they had; all others as they are."""
+    grids = {name.removesuffix(GRID): tensor for name, tensor in tensors.items() if name.endswith(GRID)}
+    plain = {name: tensor for name, tensor in tensors.items() if not name.endswith(GRID)}
+    for name, grid in grids.items():
+        if name not in plain:
+            raise BadMessage(f"{sender}: field {name!r} is missing")
+        try:
+            plain[name] = unpack(plain[name], grid, bits)
+        except ValueError as error:
+            raise BadMessage(f"{sender}: field {name!r} cannot be read: {error}") from None
+    return plain
 
 
 def _rebuild(like: Any, tensors: dict[str, Tensor], path: str, sender: str, free_rows: bool = False) -> Any:

@@ -1,24 +1,29 @@
 """The sum over clients: what turns many uploads into the one thing a method's `aggregate` sees."""
 
+from collections.abc import Iterator
 from dataclasses import fields
+from itertools import islice
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from protofed.records.types import ClassTable, Each, Mean, Record, map_tensors
+from protofed.records.robust import MEDIAN, Pieces, Robust
+from protofed.records.types import ClassTable, Each, Mean, Record, map_tensors, parts_of
 
 
 class Tally:
     """Folds uploads one by one: `Mean` fields into a running float64 sum, `Each` fields into {client: value}.
 
-    Clients must be added in one canonical order: floating-point sums depend on it, results must not.
+    Clients must be added in one canonical order: floating-point sums depend on it, results must not. A robust rule
+    needs all values at once, so with one the `Mean` fields of all clients are held in memory until the total is taken.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, robust: Robust | None = None) -> None:
         self.clients: list[str] = []
-        self._sums: dict[str, _WeightedSum] = {}
+        self._robust = robust
+        self._sums: dict[str, _Fold] = {}
         self._each: dict[str, dict[str, Any]] = {}
 
     def add(self, client: str, upload: Record) -> None:
@@ -27,7 +32,7 @@ class Tally:
         for entry in fields(upload):  # type: ignore[arg-type]
             value = getattr(upload, entry.name)
             if isinstance(value, Mean):
-                self._sums.setdefault(entry.name, _WeightedSum()).add(value)
+                self._sums.setdefault(entry.name, self._fold()).add(value)
             elif isinstance(value, Each):
                 self._each.setdefault(entry.name, {})[client] = value.value
             else:
@@ -36,6 +41,30 @@ class Tally:
     def total(self) -> SimpleNamespace:
         """The upload's fields by name: Means averaged, Eaches by client."""
         return SimpleNamespace(**{name: total.mean() for name, total in self._sums.items()}, **self._each)
+
+    def _fold(self) -> "_Fold":
+        return _WeightedSum() if self._robust is None else _Gathered(self._robust)
+
+
+def weighted(upload: Record) -> dict[str, Any]:
+    """What an upload adds to the sum over clients: for each of its `Mean` fields weight x value, and the weights."""
+    return {
+        name: _weighted(item.value, torch.as_tensor(item.weight, dtype=torch.float64))
+        for name, item in parts_of(upload).items()
+    }
+
+
+def averaged(sums: dict[str, Any], like: Record) -> SimpleNamespace:
+    """The averages in a sum of such parts, in the types of an upload such as `like`."""
+    return SimpleNamespace(**{name: _divided(sums[name], item.value) for name, item in parts_of(like).items()})
+
+
+class _Fold(Protocol):
+    """Takes in the values of one field and gives their average."""
+
+    def add(self, item: Mean[Any]) -> None: ...
+
+    def mean(self) -> Any: ...
 
 
 class _WeightedSum:
@@ -106,3 +135,57 @@ def _divided(total: Any, like: Any) -> Any:
 def _quotient(total: _Weighted) -> Tensor:
     """Zero where nobody has any weight; such a class counts as held by nobody."""
     return torch.where(total.weight > 0, total.value / total.weight.clamp(min=1e-300), 0.0)
+
+
+class _Gathered:
+    """All clients' values of one field, to be combined by a robust rule; counts, which are claims, by their median."""
+
+    def __init__(self, robust: Robust) -> None:
+        self._robust = robust
+        self._values: list[Pieces] = []
+        self._counts: list[Pieces] = []
+        self._like: Any = None
+
+    def add(self, item: Mean[Any]) -> None:
+        self._like = item.value if self._like is None else self._like
+        cut = list(_pieces(item.value, torch.as_tensor(item.weight, dtype=torch.float64)))
+        self._values.append([value for value, _ in cut])
+        self._counts.append([count for _, count in cut])
+
+    def mean(self) -> Any:
+        values, counts = self._robust.combine(self._values), MEDIAN.combine(self._counts)
+        return _assembled(self._like, iter(zip(values, counts, strict=True)))
+
+
+_Piece = tuple[Tensor | None, Tensor | None]
+"""A tensor that is averaged apart and, where it is the row of a class, its count; None where a client has it not."""
+
+
+def _pieces(value: Any, weight: Tensor) -> Iterator[_Piece]:
+    """A value cut into its tensors, and its tables into classes."""
+    if isinstance(value, ClassTable):
+        here = (weight * value.held) > 0
+        for row, count, held in zip(value.rows, value.count, here, strict=True):
+            yield (row, count) if held else (None, None)
+    elif isinstance(value, Tensor):
+        yield (value if weight > 0 else None, None)
+    else:
+        parts = value.values() if isinstance(value, dict) else (getattr(value, entry.name) for entry in fields(value))
+        for part in parts:
+            yield from _pieces(part, weight)
+
+
+def _assembled(like: Any, pieces: Iterator[_Piece]) -> Any:
+    """The structure of `like` made of the given pieces; what nobody has is zero."""
+    if isinstance(like, ClassTable):
+        table = ClassTable(torch.zeros_like(like.rows), torch.zeros_like(like.count))
+        for k, (row, count) in enumerate(islice(pieces, len(like.count))):
+            if row is not None and count is not None:
+                table.rows[k], table.count[k] = row, count
+        return table
+    if isinstance(like, Tensor):
+        piece, _ = next(pieces)
+        return torch.zeros_like(like) if piece is None else piece.to(like.dtype)
+    if isinstance(like, dict):
+        return {key: _assembled(item, pieces) for key, item in like.items()}
+    return type(like)(**{entry.name: _assembled(getattr(like, entry.name), pieces) for entry in fields(like)})

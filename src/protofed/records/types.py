@@ -161,6 +161,11 @@ class Each(Record, Generic[T]):
     value: T
 
 
+def parts_of(record: Record) -> dict[str, Any]:
+    """The fields of a record by name."""
+    return {entry.name: getattr(record, entry.name) for entry in fields(record)}  # type: ignore[arg-type]
+
+
 def map_tensors(value: T, change: Callable[[Tensor], Tensor]) -> T:
     """The same structure with every tensor replaced by `change(tensor)`."""
     if isinstance(value, Tensor):

@@ -1,0 +1,201 @@
+"""One hostile client of five: accuracy of the common model with the plain mean and with robust ones.
+
+    python -m benchmarks.hostile [--rounds 8] [--seeds 0,1] [--write]
+
+Embedded digits dealt out evenly. The first client attacks from the first round on: it reverses or inflates its change
+of the weights, trains on wrong labels, or sends the prototypes of other classes in place of its own.
+"""
+
+import argparse
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks import RESULTS, report, table
+from protofed.clients import Job, Result, Setting, Templates, Train, Trained
+from protofed.clients.samples import ClientSamples
+from protofed.engines.loop import LoopEngine
+from protofed.experiments.assembly import assemble
+from protofed.experiments.options import make_options
+from protofed.federation import Federation, RunFolder, Watch
+from protofed.records import ClassTable, Message, Record, Weights, decode, encode, parts_of
+
+OPTIONS: dict[str, Any] = {
+    "data": "digits",
+    "domains": "mnist",
+    "protocol": "iid=5",
+    "model": "lenet5",
+    "lr": 0.05,
+    "set": {"data.holdout": 0},
+}
+RULES = ("none", "median", "trimmed=0.2", "norm-bound=1")
+METHODS: dict[str, dict[str, str]] = {"fedavg": {}, "fedproto_avg": {"inference": "nearest"}}
+"""With settings in which what is attacked decides: prototypes matter most where the nearest one predicts."""
+_REVERSED, _INFLATED = -5.0, 20.0
+
+Tamper = Callable[[Any, Any], Any]
+
+
+@dataclass(frozen=True)
+class Attack:
+    """What the hostile client does to its labels and to each field of its upload, given what it received."""
+
+    name: str
+    tamper: Tamper | None = None
+    flips_labels: bool = False
+
+
+def _scaled(factor: float) -> Tamper:
+    """The change of the weights times `factor`; everything else as it is."""
+
+    def tamper(value: Any, received: Any) -> Any:
+        if not isinstance(value, Weights):
+            return value
+        before = received.params
+        moved = {name: before[name] + factor * (after - before[name]) for name, after in value.params.items()}
+        return Weights(moved, value.stats)
+
+    return tamper
+
+
+def _swapped(value: Any, _: Any) -> Any:
+    """Every class gets the prototype of the next one, ten times as long."""
+    return ClassTable(10 * value.rows.roll(1, 0), value.count.roll(1, 0)) if isinstance(value, ClassTable) else value
+
+
+HONEST = Attack("honest")
+ATTACKS = (
+    HONEST,
+    Attack(f"sign flip (change x {_REVERSED:g})", _scaled(_REVERSED)),
+    Attack(f"scaled update (change x {_INFLATED:g})", _scaled(_INFLATED)),
+    Attack("label flip", flips_labels=True),
+    Attack("prototype swap", _swapped),
+)
+
+
+@dataclass(frozen=True)
+class _Poisoned(Setting):
+    """A federation in which one client's labels are wrong: class k of K is called K - 1 - k."""
+
+    poisoned: str = ""
+
+    def samples(self, client: str) -> ClientSamples:
+        found = super().samples(client)
+        if client == self.poisoned:
+            found.y = len(self.dataset.classes) - 1 - found.y
+        return found
+
+
+class _Infiltrated:
+    """An engine one of whose clients tampers with its uploads."""
+
+    name, workers = "infiltrated", 1
+
+    def __init__(self, setting: Setting, templates: Templates, hostile: str, attack: Attack) -> None:
+        self._engine = LoopEngine(setting, templates)
+        self._templates, self._hostile, self._attack = templates, hostile, attack
+
+    def perform(self, jobs: Sequence[tuple[Job, Message]]) -> Iterator[tuple[Job, Result]]:
+        received = dict(jobs)
+        for job, result in self._engine.perform(jobs):
+            tamper = self._attack.tamper
+            if tamper and isinstance(job, Train) and job.client == self._hostile and isinstance(result, Trained):
+                down = decode(received[job].blob, self._templates.down, "server")
+                yield job, replace(result, blob=self._forged(result.blob, down, tamper))
+            else:
+                yield job, result
+
+    def close(self) -> None:
+        self._engine.close()
+
+    def _forged(self, blob: bytes, down: Record, tamper: Tamper) -> bytes:
+        upload = decode(blob, self._templates.upload, self._hostile)
+        known = parts_of(down)
+        forged = {
+            name: replace(item, value=tamper(item.value, known.get(name))) for name, item in parts_of(upload).items()
+        }
+        return encode(replace(upload, **forged), self._hostile).blob  # type: ignore[type-var]
+
+
+def accuracy(method: str, attack: Attack, rule: str, **options: Any) -> float:
+    """Accuracy of the final model on the test set, which is honest."""
+    settings = {**OPTIONS["set"], **METHODS.get(method, {})}
+    chosen = {**OPTIONS, "method": method, "set": settings, **options, "robust": None if rule == "none" else rule}
+    with tempfile.TemporaryDirectory(prefix="protofed-benchmark-") as temporary:
+        folder = RunFolder(Path(temporary) / "run")
+        assembly = assemble(make_options(chosen), folder.clients)
+        setting = assembly.setting
+        hostile = setting.partition.clients[0]
+        if attack.flips_labels:
+            setting = _Poisoned(**{e.name: getattr(setting, e.name) for e in fields(setting)}, poisoned=hostile)
+        engine = _Infiltrated(setting, assembly.templates, hostile, attack)
+        folder.create()
+        try:
+            federation = Federation(setting, assembly.templates, engine, folder, Watch())
+            return _last_accuracy(federation.rounds())
+        finally:
+            folder.release()
+
+
+def _last_accuracy(rounds: Iterator[dict[str, Any]]) -> float:
+    """After the last round, or after the last one that somebody could train in: an attack may end the federation."""
+    last = float("nan")
+    with suppress(RuntimeError):
+        for record in rounds:
+            last = record["accuracy"]["global"]["average"]
+    return last
+
+
+def measure(methods: Sequence[str], seeds: Sequence[int], **options: Any) -> dict[tuple[str, str], dict[str, float]]:
+    """Mean accuracy over the seeds, by method and attack, for each rule; prototypes are swapped where there are any."""
+    measured = {}
+    for method in methods:
+        for attack in ATTACKS:
+            if attack.tamper is _swapped and method == "fedavg":
+                continue
+            row = {
+                rule: float(np.mean([accuracy(method, attack, rule, seed=seed, **options) for seed in seeds]))
+                for rule in RULES
+            }
+            measured[method, attack.name] = row
+            print(method, attack.name, {rule: f"{100 * value:.1f}" for rule, value in row.items()}, flush=True)
+    return measured
+
+
+def main(arguments: Sequence[str] | None = None) -> dict[tuple[str, str], dict[str, float]]:
+    """Measure, print, and on demand write the table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.hostile", description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=8, help="rounds of each run (default 8)")
+    parser.add_argument("--seeds", default="0,1", help="seeds to average over (default 0,1)")
+    parser.add_argument("--methods", default=",".join(METHODS), help=f"default {','.join(METHODS)}")
+    parser.add_argument("--write", action="store_true", help="write the table to benchmarks/results/hostile.md")
+    given = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    start, load = time.perf_counter(), os.getloadavg()[0]
+    seeds = [int(seed) for seed in given.seeds.split(",")]
+    measured = measure(given.methods.split(","), seeds, rounds=given.rounds)
+    rows = [[*key, *(f"{100 * row[rule]:.1f}" for rule in RULES)] for key, row in measured.items()]
+    text = table(["method", "client 1 of 5", "mean", *RULES[1:]], rows)
+    print(f"\n{text}")
+    if given.write:
+        command = f"python -m benchmarks.hostile --rounds {given.rounds} --seeds {given.seeds} --write"
+        told = ", ".join(f"{key} {value}" for key, value in OPTIONS.items() if key != "set")
+        own = "; ".join(f"{name} with {key}={value}" for name, each in METHODS.items() for key, value in each.items())
+        what = f"{told}, {given.rounds} rounds; {own}. Accuracy (%) of the final model, mean of seeds {given.seeds}."
+        body = f"{what}\n\n{text}"
+        (RESULTS / "hostile.md").write_text(
+            report("One hostile client of five", command, body, time.perf_counter() - start, load)
+        )
+    return measured
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""How much has been given away: (epsilon, delta) of everything a client has uploaded, by the accountants of opacus.
+
+Nothing is remembered between rounds: what a client has spent follows from the rounds it took part in, its size and the
+plan, so a resumed run says what an uninterrupted one would.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from math import isfinite
+from typing import Any
+from warnings import catch_warnings, simplefilter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protofed.errors import UserError
+from protofed.guards.gradients import sampling_rate, steps_in
+from protofed.guards.guard import Guard
+from protofed.guards.sealing import tables_in
+from protofed.method import Method, Plan
+from protofed.records import Record
+
+_NEAR_ONE = (1.0001, 1.001, *(1 + x / 100 for x in range(1, 10)))
+_ORDERS = (*_NEAR_ONE, *(1 + x / 10 for x in range(1, 110)), *range(12, 64), 80, 128, 256, 512)
+"""Orders at which Rényi divergences are taken: the best one gives epsilon, and any of them a true bound."""
+_MOST_CLIENTS = 100
+
+_RELATION = {
+    "sample": "one sample more or less in a client's data",
+    "client": "a client's upload, or one without any change",
+}
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """A Gaussian mechanism on a random part of the samples, used several times."""
+
+    noise: float
+    rate: float
+    steps: int
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """What every client has spent; `sizes` are the samples each trains on, `upload` an example of what it sends."""
+
+    guard: Guard
+    method: Method
+    plan: Plan
+    sizes: Mapping[str, int]
+    upload: Record
+
+    def after(self, rounds: Iterable[tuple[int, Iterable[str]]]) -> dict[str, Any]:
+        """The state of the budget after these rounds, each with the clients that took part."""
+        taken: dict[str, list[int]] = {}
+        for round, clients in rounds:
+            for client in clients:
+                taken.setdefault(client, []).append(round)
+        guard = self.guard
+        said = {"unit": guard.unit, "delta": guard.delta, "accountant": guard.accountant}
+        if not guard.noisy:
+            return {**said, "epsilon": None, "reason": "there is no noise"}
+        spent = {client: self.spent_by(client, tuple(rounds)) for client, rounds in taken.items()}
+        worst = max(spent.values(), default=0.0)
+        if not guard.promises:
+            return {**said, "epsilon": None, "epsilon_of_rows": _finite(worst), "reason": _NOT_COVERED}
+        return {**said, "epsilon": _finite(worst), "relation": _RELATION[guard.unit]}
+
+    def spent_by(self, client: str, rounds: tuple[int, ...]) -> float:
+        """One client's epsilon after the rounds it took part in."""
+        return _epsilon(self.guard.accountant, tuple(self.mechanisms(client, rounds)), self.guard.delta)
+
+    def mechanisms(self, client: str, rounds: Iterable[int]) -> list[Mechanism]:
+        """Everything that looked at the client's data."""
+        guard, listed = self.guard, list(rounds)
+        if guard.unit == "client":
+            return [Mechanism(guard.noise, 1.0, len(listed))]
+        used = []
+        if guard.trains_privately:
+            size = self.sizes[client]
+            steps = sum(steps_in(self.plan, round, size) for round in listed) * len(self.method.steps)
+            used.append(Mechanism(guard.noise, sampling_rate(self.plan, size), steps))
+        if tables_in(self.upload) or not guard.trains_privately:
+            used.append(Mechanism(guard.blurs_rows, guard.subsample, len(listed)))
+        return used
+
+    def total(self, rounds: Iterable[tuple[int, Iterable[str]]]) -> dict[str, Any]:
+        """The budget at the end, with every client where there are few."""
+        listed = [(round, list(clients)) for round, clients in rounds]
+        state = self.after(listed)
+        if state["epsilon"] is None or len(self.sizes) > _MOST_CLIENTS:
+            return state
+        taken = {c: tuple(round for round, clients in listed if c in clients) for c in self.sizes}
+        return {**state, "clients": {c: _finite(self.spent_by(c, rounds)) for c, rounds in taken.items()}}
+
+
+_NOT_COVERED = (
+    "the network that makes the rows was trained on the same samples without DP-SGD (train=plain), and weights travel "
+    "as they are: epsilon_of_rows holds only for somebody who cannot learn anything from the network"
+)
+
+
+def require_opacus() -> None:
+    """Refuse early where the accountants are not installed."""
+    try:
+        import opacus.accountants  # noqa: F401
+    except ImportError:
+        raise UserError("a guard with noise needs opacus to account for it: pip install 'protofed[privacy]'") from None
+
+
+@lru_cache(maxsize=4096)
+def _epsilon(accountant: str, mechanisms: tuple[Mechanism, ...], delta: float) -> float:
+    used = [mechanism for mechanism in mechanisms if mechanism.steps]
+    if not used:
+        return 0.0
+    if accountant == "rdp":
+        from opacus.accountants.analysis.rdp import get_privacy_spent
+
+        spent = np.sum([one.steps * _renyi(one.noise, one.rate) for one in used], axis=0)
+        with catch_warnings():
+            # That a better order may lie beyond ours makes the bound loose, not wrong.
+            simplefilter("ignore", UserWarning)
+            return float(get_privacy_spent(orders=list(_ORDERS), rdp=spent, delta=delta)[0])
+    from opacus.accountants import PRVAccountant
+
+    prv = PRVAccountant()
+    prv.history = [(one.noise, one.rate, one.steps) for one in used]
+    return float(prv.get_epsilon(delta))
+
+
+@lru_cache(maxsize=4096)
+def _renyi(noise: float, rate: float) -> NDArray[Any]:
+    """The Rényi divergences of one step, which add up over steps."""
+    from opacus.accountants.analysis.rdp import compute_rdp
+
+    return np.asarray(compute_rdp(q=rate, noise_multiplier=noise, steps=1, orders=list(_ORDERS)))
+
+
+def _finite(value: float) -> float | None:
+    return value if isfinite(value) else None

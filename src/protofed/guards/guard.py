@@ -1,0 +1,88 @@
+"""What a guard is asked to do: one definition for `--guard`, for Python and for run.json."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from protofed.errors import UserError, unknown_name
+
+_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_Level = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Guard(BaseModel):
+    """The settings of `--guard`; the default guards nothing."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    unit: Literal["sample", "client"] = Field(
+        "sample", description="whose part in the uploads is bounded: one sample's, or all that a client holds"
+    )
+    clip: _Positive | None = Field(
+        None, description="largest norm of a sample's gradient and features, or of a client's change of the weights"
+    )
+    noise: _Level = Field(0.0, description="Gaussian noise, as a multiple of what one unit can change")
+    row_clip: _Positive | None = Field(None, description="the same as clip for feature rows and prototypes only")
+    row_noise: _Positive | None = Field(None, description="the same as noise for feature rows and prototypes only")
+    train: Literal["private", "plain"] = Field(
+        "private", description="train with DP-SGD, or as ever: then nothing is promised for one sample"
+    )
+    subsample: float = Field(1.0, gt=0, le=1, description="part of its samples a client makes prototypes or banks of")
+    quantise: int | None = Field(None, ge=1, le=8, description="bits of every number that is sent")
+    secure: bool = Field(False, description="the server learns sums over clients only (SecAgg+ of Flower)")
+    secure_range: _Positive = Field(32.0, description="largest number that secure aggregation can carry")
+    delta: float = Field(1e-5, gt=0, lt=1, description="the delta of (epsilon, delta)")
+    accountant: Literal["rdp", "prv"] = Field("rdp", description="how epsilon is computed")
+    source: Literal["seed", "system"] = Field(
+        "seed", description="noise from the run's seed, or from the operating system's secure source"
+    )
+
+    @property
+    def bounds_rows(self) -> float | None:
+        """Largest norm of a feature row or prototype."""
+        return self.row_clip if self.row_clip is not None else self.clip
+
+    @property
+    def blurs_rows(self) -> float:
+        """Noise on feature rows and prototypes."""
+        return self.row_noise if self.row_noise is not None else self.noise
+
+    @property
+    def noisy(self) -> bool:
+        """Whether anything is noised."""
+        return self.noise > 0 or self.blurs_rows > 0
+
+    @property
+    def trains_privately(self) -> bool:
+        """Whether gradients are clipped sample by sample and noised."""
+        return self.unit == "sample" and self.train == "private" and self.noisy
+
+    @property
+    def promises(self) -> bool:
+        """Whether there is an epsilon for everything that is uploaded."""
+        return self.noisy and (self.unit == "client" or self.trains_privately)
+
+
+UNGUARDED = Guard.model_validate({})
+
+
+def parse_guard(text: str | None) -> Guard:
+    """A guard from text such as `clip=1.0,noise=0.5` or `unit=client,clip=1,noise=0.1,quantise=8`."""
+    given: dict[str, str] = {}
+    for item in [] if text is None else text.split(","):
+        key, equals, value = (part.strip() for part in item.partition("="))
+        if not equals:
+            raise UserError(f"guard={text} is not valid; it takes KEY=VALUE,..., for example clip=1.0,noise=0.5")
+        if key not in Guard.model_fields:
+            raise unknown_name("setting of a guard", key, Guard.model_fields)
+        given[key] = value
+    try:
+        guard = Guard.model_validate(given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = str(first["loc"][0])
+        reason = first["msg"][0].lower() + first["msg"][1:]
+        raise UserError(f"guard: {key}={given[key]} is not valid: {reason}") from None
+    if guard.noisy and (guard.clip is None or guard.noise == 0):
+        raise UserError("guard: noise is a multiple of clip, so it takes both; for example clip=1.0,noise=0.5")
+    return guard

@@ -1,0 +1,78 @@
+"""Which guards go with which methods, models and data; what cannot be promised is refused, with what would be right."""
+
+from collections.abc import Sequence
+
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from protofed.errors import UserError
+from protofed.guards.accounting import require_opacus
+from protofed.guards.guard import Guard
+from protofed.guards.secure import require_flower
+from protofed.method import Method
+from protofed.models import Split, describe
+from protofed.records import ClassTable, Each, Record, Weights, parts_of
+
+
+def refuse_impossible(
+    guard: Guard, name: str, method: Method, models: Sequence[Split], model_names: Sequence[str], upload: Record
+) -> None:
+    """Raise a UserError where the guard cannot do what it is asked to; `upload` is an example of what is sent."""
+    if guard.noisy:
+        require_opacus()
+        if method.pools_data:
+            raise UserError(f"guard: {name} sends nothing that could be noised; leave noise out")
+    if guard.secure:
+        _refuse_single_values(guard, name, upload)
+    if guard.noisy and guard.unit == "client":
+        _refuse_unbounded(name, upload)
+    if guard.trains_privately:
+        _refuse_coupled(guard, name, method)
+        for model, model_name in zip(models, model_names, strict=True):
+            _refuse_batch_normalisation(method, model, model_name)
+
+
+def _refuse_coupled(guard: Guard, name: str, method: Method) -> None:
+    """What one sample changes is bounded only where its gradient and its rows are its own."""
+    if not method.separable:
+        raise UserError(
+            f"guard: the loss or the upload of {name} couples samples, so what one of them changes is not bounded; "
+            f"bound the client instead: --guard unit=client,clip={guard.clip:g},noise={guard.noise:g}"
+        )
+    if method.proto_pass == "last_epoch":
+        raise UserError(
+            "guard: in the last epoch a sample may be seen more than once, so its part in a prototype is not bounded; "
+            "use --set proto_pass=extra_eval"
+        )
+
+
+def _refuse_batch_normalisation(method: Method, model: Split, model_name: str) -> None:
+    trained = {tensor for step in method.steps for tensor in step.trains.names(model)}
+    for path, module in model.named_modules():
+        own = {f"{path}.{name}" for name, _ in module.named_parameters(recurse=False)}
+        if isinstance(module, _BatchNorm) and own & trained:
+            other = "--set model.norm=group" if "norm" in describe(model_name).options else "a model without it"
+            raise UserError(
+                f"guard: batch normalisation in {model_name} ({path}) mixes the samples of a batch, so none has a "
+                f"gradient of its own; use {other}, or --guard unit=client,..."
+            )
+
+
+def _refuse_unbounded(name: str, upload: Record) -> None:
+    for part, item in parts_of(upload).items():
+        if not isinstance(item.value, Weights | ClassTable):
+            raise UserError(
+                f"guard: {name} also sends {part} ({type(item.value).__name__}), of which no bound is known: noise can "
+                "hide weights and class prototypes; use a method that sends nothing else, such as i2pfl or fedavg"
+            )
+
+
+def _refuse_single_values(guard: Guard, name: str, upload: Record) -> None:
+    require_flower()
+    if guard.quantise:
+        raise UserError("guard: secure aggregation quantises by itself; leave quantise out")
+    for part, item in parts_of(upload).items():
+        if isinstance(item, Each):
+            raise UserError(
+                f"guard: {name} needs {part} of every client by itself, and secure aggregation shows the server "
+                "sums only; use a method whose uploads are averaged, such as fedavg or fedproto"
+            )

@@ -1,0 +1,117 @@
+"""Averages that one hostile client cannot move at will; they take the place of the mean over clients.
+
+Every client counts the same here: a weight is a number the client chose, so a hostile one would choose a large one.
+
+Coordinate-wise median and trimmed mean: Yin, Chen, Ramchandran, Bartlett. Byzantine-Robust Distributed Learning:
+Towards Optimal Statistical Rates. ICML 2018. Norm bounding: Sun, Kairouz, Suresh, McMahan. Can You Really Backdoor
+Federated Learning? 2019; about a robust centre, as in Karimireddy, He, Jaggi. Learning from History for Byzantine
+Robust Optimization. ICML 2021.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from protofed.errors import UserError
+
+Pieces = list[Tensor | None]
+"""One client's value cut into flat tensors that are averaged apart; None: this client has none (it lacks the class)."""
+
+_FORMS = "median, trimmed=0.2 or norm-bound=1"
+_DEFAULTS = {"trimmed": 0.2, "norm-bound": 1.0}
+
+
+class Robust(ABC):
+    """A rule that makes one value of the values of all clients."""
+
+    @abstractmethod
+    def combine(self, values: Sequence[Pieces]) -> Pieces:
+        """The common value, piece by piece; None where no client has the piece."""
+
+
+@dataclass(frozen=True)
+class Trimmed(Robust):
+    """Coordinate by coordinate, the mean of what is left without the `share` lowest and highest; half: the median."""
+
+    share: float
+
+    def combine(self, values: Sequence[Pieces]) -> Pieces:
+        """Sort, cut both ends, average."""
+        return [None if stacked is None else self._middle(stacked) for stacked in _stacked(values)]
+
+    def _middle(self, stacked: Tensor) -> Tensor:
+        clients = len(stacked)
+        cut = min(int(self.share * clients + 1e-9), (clients - 1) // 2)
+        return stacked.sort(0).values[cut : clients - cut].mean(0)
+
+
+MEDIAN = Trimmed(0.5)
+
+
+@dataclass(frozen=True)
+class NormBound(Robust):
+    """The mean of values that are no farther from the coordinate-wise median than `factor` times the median client.
+
+    The distance is that of a client's whole value, so a scaled or reversed one is drawn in as a whole.
+    """
+
+    factor: float
+
+    def combine(self, values: Sequence[Pieces]) -> Pieces:
+        """Draw in whoever is too far out, then average."""
+        centre = MEDIAN.combine(values)
+        away = [
+            [
+                None if piece is None or middle is None else piece.double() - middle
+                for piece, middle in zip(own, centre, strict=True)
+            ]
+            for own in values
+        ]
+        norms = torch.stack([_norm(own) for own in away])
+        # With an even number of clients torch's median is the lower one: the cautious side.
+        shrink = (self.factor * norms.median() / norms.clamp(min=1e-300)).clamp(max=1.0)
+        drawn_in = [
+            [None if piece is None else piece * factor for piece in own]
+            for own, factor in zip(away, shrink, strict=True)
+        ]
+        return [
+            None if middle is None or moved is None else middle + moved.mean(0)
+            for middle, moved in zip(centre, _stacked(drawn_in), strict=True)
+        ]
+
+
+def parse_robust(text: str) -> Robust:
+    """The rule behind `median`, `trimmed=0.2` or `norm-bound=1`."""
+    name, equals, given = (part.strip() for part in text.partition("="))
+    if name == "median" and not equals:
+        return MEDIAN
+    if name not in _DEFAULTS:
+        raise UserError(f"robust={text} is not valid; it takes {_FORMS}")
+    try:
+        amount = float(given) if equals else _DEFAULTS[name]
+    except ValueError:
+        amount = -1.0
+    if name == "trimmed" and 0 < amount < 0.5:
+        return Trimmed(amount)
+    if name == "norm-bound" and 0 < amount < float("inf"):
+        return NormBound(amount)
+    bounds = "a share above 0 and below 0.5" if name == "trimmed" else "a factor above 0"
+    raise UserError(f"robust={text} is not valid; {name} takes {bounds}, for example {name}={_DEFAULTS[name]:g}")
+
+
+def _stacked(values: Sequence[Pieces]) -> list[Tensor | None]:
+    """Each piece of all clients that have it, [clients, ...] in float64."""
+    return [
+        torch.stack([piece.double() for piece in pieces if piece is not None])
+        if any(piece is not None for piece in pieces)
+        else None
+        for pieces in zip(*values, strict=True)
+    ]
+
+
+def _norm(pieces: Pieces) -> Tensor:
+    squares = [piece.pow(2).sum() for piece in pieces if piece is not None]
+    return torch.stack(squares).sum().sqrt() if squares else torch.zeros((), dtype=torch.float64)

@@ -1,0 +1,102 @@
+"""Secure aggregation: the sum is the plain one within the grid, also when a client drops out."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from protofed.errors import BadMessage
+from protofed.guards import SecureTally
+from protofed.records import ClassTable, Mean, Record, Tally, Weights
+
+pytest.importorskip("flwr")
+
+
+class Upload(Record):
+    weights: Mean[Weights]
+    P: Mean[ClassTable]
+    Q: Mean[ClassTable]
+
+
+SIZES = {"a": 30, "b": 100, "c": 7, "d": 55}
+
+
+def upload(client: str) -> Upload:
+    rng = torch.Generator().manual_seed(ord(client))
+    weights = Weights({"w": torch.randn(6, 4, generator=rng)}, {"running_mean": torch.randn(3, generator=rng)})
+    count = torch.tensor([SIZES[client] - 3.0, 3.0, 0.0])
+    if client == "b":
+        count[1] = 0
+    table = ClassTable(torch.randn(3, 5, generator=rng) * (count > 0)[:, None], count)
+    return Upload(Mean(weights, float(SIZES[client])), Mean(table, table.count), Mean(table, 1.0))
+
+
+def totals(clients: str, participants: str) -> tuple[Any, Any, SecureTally]:
+    plain, secure = Tally(), SecureTally(list(participants), SIZES, upload("a"), 32.0)
+    for client in clients:
+        plain.add(client, upload(client))
+        secure.add(client, upload(client))
+    return plain.total(), secure.total(), secure
+
+
+@pytest.mark.parametrize(("clients", "participants"), [("abcd", "abcd"), ("abd", "abcd")])
+def test_the_average_is_the_plain_one(clients: str, participants: str) -> None:
+    plain, secure, tally = totals(clients, participants)
+    assert tally.clients == list(clients)
+    for found, expected in (
+        (secure.weights.params["w"], plain.weights.params["w"]),
+        (secure.weights.stats["running_mean"], plain.weights.stats["running_mean"]),
+        (secure.P.rows, plain.P.rows),
+        (secure.P.count, plain.P.count),
+        (secure.Q.rows, plain.Q.rows),
+    ):
+        assert found.dtype == expected.dtype
+        torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-5)
+    assert torch.equal(secure.P.held, plain.P.held)
+
+
+def test_masks_leave_no_trace() -> None:
+    """Keys are new every time; the result is the same bit for bit, so that runs can be repeated."""
+    first, second = (totals("abc", "abc")[1].weights.params["w"] for _ in range(2))
+    assert torch.equal(first, second)
+
+
+def test_too_few_who_stay() -> None:
+    with pytest.raises(RuntimeError, match="too few of 4 clients"):
+        totals("ab", "abcd")
+
+
+def test_a_number_that_does_not_fit_is_the_clients_fault() -> None:
+    tally = SecureTally(list("abc"), SIZES, upload("a"), 0.25)
+    with pytest.raises(BadMessage, match=r"a: numbers up to .* raise secure_range"):
+        tally.add("a", upload("a"))
+
+
+def test_what_travels_is_masked(monkeypatch) -> None:
+    """The server's side of the protocol never holds a client's vector: what a node answers looks like noise."""
+    from flwr.common import bytes_to_ndarray
+    from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key
+
+    from protofed.guards import flower_secagg
+
+    seen: list[np.ndarray] = []
+    answer = flower_secagg._InMemoryGrid._answer
+
+    def spying(self: Any, message: Any) -> Any:
+        reply = answer(self, message)
+        configs = reply.content.config_records[RECORD_KEY_CONFIGS]
+        if Key.MASKED_PARAMETERS in configs:
+            seen.append(bytes_to_ndarray(configs[Key.MASKED_PARAMETERS][1]))
+            assert not reply.content.array_records or not any(
+                r.count_bytes() for r in reply.content.array_records.values()
+            )
+        return reply
+
+    monkeypatch.setattr(flower_secagg._InMemoryGrid, "_answer", spying)
+    vectors = {client: np.zeros(2000) for client in "abc"}
+    assert not flower_secagg.mean_by_secagg(dict(enumerate(vectors.values(), 1)), 3, 2, 32.0, 2**28).any()
+    assert len(seen) == 3
+    for masked in seen:
+        assert 0.45 < masked.mean() / 2**32 < 0.55
+        assert len(np.unique(masked)) > 1990

@@ -1,0 +1,86 @@
+"""Robust averages: what they make of a few values by hand, and that one hostile client cannot move them far."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from protofed.errors import UserError
+from protofed.records import ClassTable, Mean, Record, Tally, Weights, parse_robust
+
+
+class Upload(Record):
+    weights: Mean[Weights]
+    P: Mean[ClassTable]
+
+
+def upload(value: Tensor, rows: Tensor, count: list[float], weight: float = 1.0) -> Upload:
+    return Upload(Mean(Weights({"w": value}, {}), weight), Mean(ClassTable(rows, torch.tensor(count)), 1.0))
+
+
+def total(rule: str, *uploads: Upload) -> Any:
+    tally = Tally(parse_robust(rule))
+    for index, one in enumerate(uploads):
+        tally.add(f"site-{index}", one)
+    return tally.total()
+
+
+def numbers(rule: str, values: list[float], weights: list[float] | None = None) -> float:
+    """What a rule makes of numbers."""
+    uploads = [
+        upload(torch.tensor([value]), torch.zeros(1, 1), [0.0], weight)
+        for value, weight in zip(values, weights or [1.0] * len(values), strict=True)
+    ]
+    return float(total(rule, *uploads).weights.params["w"])
+
+
+def test_by_hand() -> None:
+    values = [1.0, 2.0, 3.0, 4.0, 100.0]
+    assert numbers("median", values) == 3.0
+    assert numbers("median", values[:4]) == 2.5
+    assert numbers("trimmed=0.2", values) == 3.0
+    assert numbers("trimmed=0.2", [0.0, 1.0, 2.0, 3.0, 5.0]) == 2.0
+    assert numbers("trimmed=0.1", [0.0, 1.0, 2.0, 3.0, 5.0]) == pytest.approx(2.2)  # nobody is cut from five
+    # Distances from the median 3: 2, 1, 0, 1, 97; the median client's is 1, so -1, -1, 0, 1, 1 are left.
+    assert numbers("norm-bound=1", values) == pytest.approx(3.0)
+    assert numbers("norm-bound=3", values) == pytest.approx(3.0 + (-2 - 1 + 0 + 1 + 3) / 5)
+
+
+@pytest.mark.parametrize("rule", ["median", "trimmed=0.2", "norm-bound=1"])
+def test_one_of_five_cannot_move_it_far(rule: str) -> None:
+    honest = [1.0, 1.1, 0.9, 1.05]
+    for lie in (-1e9, 1e9):
+        assert 0.8 < numbers(rule, [*honest, lie], [1.0, 1.0, 1.0, 1.0, 1e9]) < 1.2
+
+
+@pytest.mark.parametrize("rule", ["median", "trimmed=0.2", "norm-bound=1"])
+def test_what_all_agree_on_stays(rule: str) -> None:
+    one = upload(torch.tensor([1.0, -2.0]), torch.tensor([[3.0, 4.0], [0.0, 0.0]]), [5.0, 0.0])
+    found = total(rule, one, one, one)
+    assert torch.equal(found.weights.params["w"], torch.tensor([1.0, -2.0]))
+    assert torch.equal(found.P.rows, torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
+    assert torch.equal(found.P.count, torch.tensor([5.0, 0.0]))
+
+
+def test_a_class_is_averaged_over_its_owners() -> None:
+    value = torch.zeros(1)
+    found = total(
+        "median",
+        upload(value, torch.tensor([[1.0], [0.0]]), [2.0, 0.0]),
+        upload(value, torch.tensor([[3.0], [7.0]]), [4.0, 1.0]),
+        upload(value, torch.tensor([[9.0], [0.0]]), [1000.0, 0.0]),
+    )
+    assert found.P.rows[:, 0].tolist() == [3.0, 7.0]
+    assert found.P.count.tolist() == [4.0, 1.0]  # a claimed count of 1000 does not count
+
+
+def test_types_are_kept() -> None:
+    one = upload(torch.ones(2, dtype=torch.float32), torch.ones(1, 2), [1.0])
+    assert total("norm-bound=1", one, one).weights.params["w"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("text", ["mode", "median=1", "trimmed=0.5", "trimmed=x", "norm-bound=0", "norm-bound=inf", ""])
+def test_other_rules_are_refused(text: str) -> None:
+    with pytest.raises(UserError, match=r"robust=.*(median, trimmed|takes a)"):
+        parse_robust(text)
