@@ -63,6 +63,7 @@ def federation(method: str, work: Workload, rounds: int, workers: int = 0, **opt
     The last round of a run is always evaluated, so one more is planned than will be run. A method with a plan of its
     own repeats it. Without workers clients run in this process, one after the other.
     """
+    generated.register()
     chosen = {
         "method": method,
         "data": generated.NAME,

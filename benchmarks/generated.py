@@ -31,4 +31,9 @@ def generated(
     return RawData(tuple(f"class{k}" for k in range(CLASSES)), {"noise": Domain("noise", noise(images), noise(tests))})
 
 
-register_data(NAME, generated, "images of noise")
+def register() -> None:
+    """Make them known, also where what was registered has been forgotten."""
+    register_data(NAME, generated, "images of noise")
+
+
+register()
