@@ -34,7 +34,9 @@ test-all: lint types
 	$(BIN)/python -m pytest
 
 bench: setup
-	$(BIN)/python -m benchmarks.overhead
+	$(BIN)/python -m benchmarks.suite --write
+	$(BIN)/python -m benchmarks.scaling --write
+	$(BIN)/python -m benchmarks.method_cost --prototypes --alternations 9 --write
 
 clean:
 	rm -rf $(VENV) runs build dist

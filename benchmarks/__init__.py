@@ -1,6 +1,6 @@
-"""What the framework costs beside a bare PyTorch loop, methods beside FedAvg, and stepping together beside the loop.
+"""How fast and how large: beside a bare PyTorch loop, beside Flower's simulation, method by method, by size.
 
-Here is what the benchmarks share: generated images, a federation to be run round by round, a clock, and the report.
+Here is what the benchmarks share: a federation to be run round by round, clocks, and the report.
 """
 
 import gc
@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from protofed.data import Domain, Images, RawData, register_data
+from benchmarks import generated
 from protofed.engines import make_engine
 from protofed.experiments.assembly import assemble
 from protofed.experiments.options import make_options
@@ -27,7 +27,6 @@ from protofed.federation import Federation, RunFolder, Watch
 
 RESULTS = Path(__file__).parent / "results"
 
-_CLASSES = 10
 _NEVER = 10**9
 
 
@@ -41,6 +40,7 @@ class Workload:
     clients: int
     samples: int
     epochs: int = 1
+    batch: int = 32
     settings: dict[str, object] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -48,26 +48,35 @@ class Workload:
         epochs = f"{self.epochs} epoch{'s' if self.epochs > 1 else ''}"
         return f"{self.name}, {self.clients} clients x {self.samples} images of {shape}, {epochs}"
 
+    @property
+    def data_settings(self) -> dict[str, object]:
+        """What makes the generated images those of this work."""
+        channels, _, side = self.image_shape
+        made = {"images": self.clients * self.samples, "channels_made": channels, "side": side}
+        return {"data.holdout": 0, **{f"data.{key}": value for key, value in made.items()}}
+
 
 @contextmanager
-def federation(method: str, work: Workload, rounds: int, **options: Any) -> Iterator[Federation]:
+def federation(method: str, work: Workload, rounds: int, workers: int = 0, **options: Any) -> Iterator[Federation]:
     """A federation in a temporary folder of which `rounds` rounds can be run, none of them evaluated.
 
     The last round of a run is always evaluated, so one more is planned than will be run. A method with a plan of its
-    own repeats it.
+    own repeats it. Without workers clients run in this process, one after the other.
     """
-    register_data("generated", lambda: _generated(work), "images of noise")
+    generated.register()
     chosen = {
         "method": method,
-        "data": "generated",
+        "data": generated.NAME,
         "protocol": f"iid={work.clients}",
         "model": work.model,
         "rounds": 2,
         "epochs": work.epochs,
+        "batch": work.batch,
         "lr": 1e-3,
-        "engine": "loop",
+        "engine": "workers" if workers else "loop",
+        "workers": workers or None,
         **options,
-        "set": {"data.holdout": 0, **work.settings, **options.get("set", {})},
+        "set": {**work.data_settings, **work.settings, **options.get("set", {})},
     }
     with tempfile.TemporaryDirectory(prefix="protofed-benchmark-") as temporary:
         folder = RunFolder(Path(temporary) / "run")
@@ -75,10 +84,11 @@ def federation(method: str, work: Workload, rounds: int, **options: Any) -> Iter
         plan = assembly.setting.plan
         setting = replace(assembly.setting, plan=replace(plan, epochs=tuple(islice(cycle(plan.epochs), rounds + 1))))
         folder.create()
+        engine = make_engine(assembly.engine, setting, assembly.templates)
         try:
-            engine = make_engine(assembly.engine, setting, assembly.templates)
             yield Federation(setting, assembly.templates, engine, folder, Watch(evaluate_every=_NEVER))
         finally:
+            engine.close()
             folder.release()
 
 
@@ -98,6 +108,14 @@ def cpu_seconds(work: Callable[[], Any]) -> tuple[float, Any]:
     start = time.process_time()
     result = work()
     return time.process_time() - start, result
+
+
+def wall_seconds(work: Callable[[], Any]) -> tuple[float, Any]:
+    """Time on the clock, which is what counts where several processes work; the machine must be idle otherwise."""
+    gc.collect()
+    start = time.perf_counter()
+    result = work()
+    return time.perf_counter() - start, result
 
 
 def in_turn(sides: Sequence[str], alternation: int) -> list[str]:
@@ -157,15 +175,3 @@ def _processor() -> str:
     except OSError:
         return platform.machine()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
-
-
-def _generated(work: Workload) -> RawData:
-    rng = torch.Generator().manual_seed(0)
-
-    def noise(count: int) -> Images:
-        x = torch.randint(0, 256, (count, *work.image_shape), generator=rng, dtype=torch.uint8)
-        return Images(x, torch.arange(count) % _CLASSES)
-
-    classes = tuple(f"class{k}" for k in range(_CLASSES))
-    domain = Domain("noise", noise(work.clients * work.samples), noise(_CLASSES))
-    return RawData(classes, {"noise": domain})

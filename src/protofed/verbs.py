@@ -8,9 +8,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from scipy.sparse import coo_matrix
-from scipy.sparse.csgraph import connected_components
-from scipy.special import betaincinv
 from torch import Tensor
 from torch.nn import functional
 
@@ -100,6 +97,8 @@ def ema(new: ClassTable, old: ClassTable, share_of_new: float) -> ClassTable:
 
 def beta_draw(alpha: float, size: int, rng: torch.Generator) -> Tensor:
     """Samples of Beta(alpha, alpha), by inversion so that they come from the given generator."""
+    from scipy.special import betaincinv  # scipy takes long to import, and few methods need it
+
     uniform = torch.rand(size, generator=rng, dtype=torch.float64)
     return torch.from_numpy(np.asarray(betaincinv(alpha, alpha, uniform.numpy())))
 
@@ -129,6 +128,9 @@ def finch(vectors: Tensor) -> list[Tensor]:
 
 def _first_neighbour_components(vectors: Tensor) -> Tensor:
     """Labels of the components when every vector is linked with its nearest other one (ties: lowest index)."""
+    from scipy.sparse import coo_matrix
+    from scipy.sparse.csgraph import connected_components
+
     similarity = cosine(vectors.double(), vectors.double())
     similarity.fill_diagonal_(-torch.inf)
     neighbour = similarity.cpu().numpy().argmax(1)  # numpy promises the lowest index among equals

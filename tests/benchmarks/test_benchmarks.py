@@ -2,6 +2,8 @@
 
 import importlib
 import math
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,9 +31,9 @@ def test_overhead_quick(benchmark, capsys):
 
 
 def test_overhead_refuses_to_compare_different_work(benchmark, monkeypatch):
-    overhead = benchmark("overhead")
-    train = overhead.BareLoop._train
-    monkeypatch.setattr(overhead.BareLoop, "_train", lambda self, x, y, order: train(self, x[:32], y[:32], order))
+    overhead, bare = benchmark("overhead"), benchmark("bare")
+    train = bare.BareLoop._train
+    monkeypatch.setattr(bare.BareLoop, "_train", lambda self, x, y, order: train(self, x[:32], y[:32], order))
     with pytest.raises(RuntimeError, match="does other work than ours"):
         overhead.measure(overhead.QUICK[0], alternations=1, rounds=1)
 
@@ -46,3 +48,47 @@ def test_method_cost(method, benchmark):
 def test_engines(benchmark):
     engines = benchmark("engines")
     assert finite(engines.measure(engines.QUICK[0], 2))
+
+
+def test_prototype_cost_quick(benchmark, capsys):
+    measured = benchmark("method_cost").main(["--prototypes", "--quick"])
+    assert sorted(measured) == ["fedmp", "i2pfl"]
+    assert all(finite(ratios) for ratios in measured.values())
+    assert "goal" in capsys.readouterr().out
+
+
+def test_suite_quick(benchmark, capsys):
+    measured = benchmark("suite").main(["lenet5", "resnet10", "--quick", "--no-flower"])
+    assert {name: list(ratios) for name, ratios in measured.items()} == {"lenet5": ["bare"], "resnet10": ["bare"]}
+    assert all(finite(ratios) for sides in measured.values() for ratios in sides.values())
+    assert "ours / bare" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_suite_beside_flower(benchmark):
+    pytest.importorskip("ray")
+    measured = benchmark("suite").main(["lenet5", "start-up", "--quick"])
+    assert finite(measured["lenet5"]["Flower"])
+    assert finite(measured["start-up"]["Flower"])
+
+
+def test_scaling_quick(benchmark, tmp_path):
+    scaling = benchmark("scaling")
+    runs = [scaling.measure(clients, 0.5, workers=2, rounds=1) for clients in (4, 8)]
+    assert [run.participants for run in runs] == [2, 4]
+    assert all(run.peak > run.data > 0 and run.round > 0 and run.start_up > 0 for run in runs)
+    assert "| 8 " in scaling.as_table(runs)
+    pytest.importorskip("matplotlib")
+    scaling.plot(runs, tmp_path / "plot.svg")
+    assert "<svg" in (tmp_path / "plot.svg").read_text()
+
+
+def test_memory_counts_children(benchmark):
+    memory = benchmark("memory")
+    big = "x = bytearray(50 * 2**20); print(flush=True); input()"
+    start = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {big!r}])"
+    with subprocess.Popen([sys.executable, "-c", start], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        assert memory.tree_bytes(process.pid) > 50 * 2**20
+        process.communicate(b"\n")
+    assert memory.tree_bytes(process.pid) == 0

@@ -105,10 +105,15 @@ class ClientSide:
             down = self._open(message, self._templates.down, f"broadcast to {job.client}")
             net, state = self._enter(job.client, job.round, None if job.view == "local" else down)
             at = replace(self._setting.at(job.round, job.client), down=down, memory=state.memory)
-        samples = self._setting.test_samples(job.domain, job.client, job.validates)
-        self._look_at(net, {_tested_on(job): samples}, job.client)
-        predicted = self._probabilities(net, samples.batches(), at).argmax(1)
-        return Score(int((predicted == samples.y).sum()), len(samples))
+        samples = self._setting.test_samples(job.domain, job.client, job.validates, job.alike)
+        # Features are kept for the test set of one client.
+        self._look_at(net, {} if job.alike else {_tested_on(job): samples}, job.client)
+        correct = self._probabilities(net, samples.batches(), at).argmax(1) == samples.y
+        if job.domain is not None:
+            return Score(int(correct.sum()), len(correct))
+        sizes = [self._setting.test_size(client, job.validates) for client in (str(job.client), *job.alike)]
+        parts = tuple(Score(int(own.sum()), len(own)) for own in torch.split(correct, sizes))
+        return Score(sum(part.correct for part in parts), len(correct), parts)
 
     def _predict(self, job: Predict, message: Message) -> Predicted:
         net, at = self._enter_server(job.round, message)

@@ -22,7 +22,8 @@ class Evaluate:
 
     `global`: the server's model, which comes with the job, on a domain's test set. `personal`: what `client` would
     use now, the broadcast loaded over its private part. `local`: the client's model as its training left it.
-    Without a domain the test set is the client's own hold-out, or what it keeps of its training data to validate on.
+    Without a domain the test set is the client's own hold-out, or what it keeps of its training data to validate on;
+    several clients that would use the very same model are then scored together.
     """
 
     view: Literal["global", "personal", "local"]
@@ -30,6 +31,8 @@ class Evaluate:
     client: str | None
     domain: str | None
     validates: bool = False
+    alike: tuple[str, ...] = ()
+    """Further clients with the same model, whose own test sets are scored as well."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,8 @@ class Score:
 
     correct: int
     total: int
+    parts: tuple["Score", ...] = ()
+    """Client by client, where the test sets are their own."""
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,8 @@ def rehearse(setting: Setting) -> Templates:
     """The initial server and client states, and what would travel if a client held two blank images."""
     method = setting.method
     net = Net(deepcopy(setting.model))
-    at = replace(setting, device=torch.device("cpu")).at(0, next(iter(setting.sizes)))
+    at = setting.at(0, next(iter(setting.sizes)))
+    at = replace(at, held=at.held.cpu())
     server = method.server_state(net, replace(at, client=None))
     down = method.broadcast(server, at)
     memory = method.client_state(net, at)

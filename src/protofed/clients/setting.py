@@ -1,6 +1,6 @@
 """Everything that is settled before the first round, known to the server and to every client."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -80,7 +80,7 @@ class Setting:
     def _position(self) -> dict[str, int]:
         return {client: index for index, client in enumerate(self.partition.clients)}
 
-    @cached_property
+    @property
     def pool(self) -> Images:
         """The training images of all domains; partitions index into it."""
         return self.dataset.pooled_train()
@@ -88,7 +88,7 @@ class Setting:
     @cached_property
     def sizes(self) -> dict[str, int]:
         """Samples every client trains on, in canonical order."""
-        return {client: len(self._train_and_validation(client)[0]) for client in self.partition.clients}
+        return {client: len(train) for client, (train, _) in self._dealt.items()}
 
     def at(self, round: int, client: str | None) -> At:
         """Where a hook of this federation stands; `held` are the client's class counts, or every class once."""
@@ -102,12 +102,12 @@ class Setting:
             seed=self.seed,
             round=round,
             client=client,
-            held=(torch.ones(classes) if client is None else self._held(client)).to(self.device),
+            held=torch.ones(classes, device=self.device) if client is None else self._held[self._position[client]],
         )
 
     def samples(self, client: str) -> ClientSamples:
         """The client's training samples, with those it validates on beside them."""
-        train, validation = self._train_and_validation(client)
+        train, validation = self._dealt[client]
         beside = self._clean(self.pool.take(validation)) if len(validation) else None
         return ClientSamples(
             self.pool.take(train),
@@ -119,23 +119,40 @@ class Setting:
             beside,
         )
 
-    def test_samples(self, domain: str | None, client: str | None, validates: bool = False) -> ClientSamples:
-        """A domain's test set, the client's own hold-out, or what it keeps of its training data to validate on."""
+    def test_samples(
+        self, domain: str | None, client: str | None, validates: bool = False, alike: Sequence[str] = ()
+    ) -> ClientSamples:
+        """A domain's test set, the client's own hold-out, or what it keeps of its training data to validate on.
+
+        Those of `alike`, further clients, follow the client's own.
+        """
         if domain is not None:
             return self._clean(self.dataset.domains[domain].test)
-        kept = self._train_and_validation(str(client))[1] if validates else self.partition.holdout[str(client)]
-        return self._clean(self.pool.take(kept))
+        own = [self._own_test(name, validates) for name in (str(client), *alike)]
+        return self._clean(self.pool.take(torch.cat(own)))
+
+    def test_size(self, client: str, validates: bool = False) -> int:
+        """How many samples a client tests on, or validates on."""
+        return len(self._own_test(client, validates))
+
+    def _own_test(self, client: str, validates: bool) -> Tensor:
+        return self._dealt[client][1] if validates else torch.from_numpy(self.partition.holdout[client])
 
     def sample_counts(self, client: str) -> dict[Literal["train", "validation", "holdout"], int]:
         """How many samples a client trains on, validates on and is tested on."""
-        train, validation = self._train_and_validation(client)
+        train, validation = self._dealt[client]
         return {"train": len(train), "validation": len(validation), "holdout": len(self.partition.holdout[client])}
 
     def _clean(self, images: Images) -> ClientSamples:
         return ClientSamples(images, self.dataset.normalise, Augment(), self.dtype, self.device)
 
+    @cached_property
+    def _dealt(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """What every client trains on and what it validates on, as indices into the pool; settled once."""
+        return {client: self._train_and_validation(client) for client in self.partition.clients}
+
     def _train_and_validation(self, client: str) -> tuple[Tensor, Tensor]:
-        """Indices into the pool; at least one sample stays to train on."""
+        """At least one sample stays to train on."""
         indices = torch.from_numpy(self.partition.train[client])
         kept = min(round(self.validation * len(indices)), len(indices) - 1)
         if kept == 0:
@@ -143,6 +160,9 @@ class Setting:
         order = torch.randperm(len(indices), generator=generator(self.seed, "validation", client))
         return indices[order[kept:].sort().values], indices[order[:kept].sort().values]
 
-    def _held(self, client: str) -> Tensor:
-        labels = self.pool.y[self._train_and_validation(client)[0]]
-        return torch.bincount(labels, minlength=len(self.dataset.classes)).to(self.dtype)
+    @cached_property
+    def _held(self) -> Tensor:
+        """Samples of each class every client trains on, [clients, C]."""
+        labels, classes = self.pool.y, len(self.dataset.classes)
+        counts = [torch.bincount(labels[train], minlength=classes) for train, _ in self._dealt.values()]
+        return torch.stack(counts).to(self.device, self.dtype)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from torch import Tensor
@@ -46,9 +47,8 @@ class ClientStore:
     def commit(self, clients: Iterable[str], round: int) -> None:
         """Make the proposals of a round the clients' states; harmless when it is done twice."""
         for client in clients:
-            proposal = self._proposal(client, round)
-            if proposal.exists():
-                proposal.replace(self._committed(client))
+            with suppress(FileNotFoundError):
+                self._proposal(client, round).replace(self._committed(client))
 
     def withdraw_all(self) -> None:
         """Forget every proposal: the round they belong to was never committed."""

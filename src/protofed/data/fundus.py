@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
-from scipy import ndimage
 
 FloatArray = NDArray[np.float64]
 
@@ -103,6 +102,8 @@ def circle_crop(image: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.u
 
 def _edges(grey: FloatArray) -> NDArray[np.bool_]:
     """Canny: blur, gradient, keep ridges of the gradient, then follow weak ridges from strong ones."""
+    from scipy import ndimage  # a noticeable part of what importing protofed would take
+
     smooth = ndimage.gaussian_filter(grey, _SIGMA, mode="constant")
     down, across = ndimage.sobel(smooth, axis=0), ndimage.sobel(smooth, axis=1)
     strength = np.hypot(down, across)

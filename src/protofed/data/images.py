@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -93,6 +93,14 @@ class Dataset:
                     f"domain {name!r} needs another name: letters, digits and _ . - only, and none of "
                     + ", ".join(_TAKEN_NAMES)
                 )
+        # The pixels exist once: what the domains train on are views of the pool.
+        pool = _pooled([domain.train for domain in self.domains.values()])
+        views = {
+            name: replace(self.domains[name], train=Images(pool.x[where], pool.y[where]))
+            for name, where in ((name, slice(span.start, span.stop)) for name, span in self.offsets.items())
+        }
+        object.__setattr__(self, "_pool", pool)
+        object.__setattr__(self, "domains", views)
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -122,12 +130,21 @@ class Dataset:
 
     def pooled_train(self) -> Images:
         """The training images of all domains, in the order of the domains; partitions index into this."""
-        parts = [domain.train for domain in self.domains.values()]
-        return Images(torch.cat([part.x for part in parts]), self.pooled_labels())
+        pool: Images = vars(self)["_pool"]
+        return pool
 
     def pooled_labels(self) -> Tensor:
-        """The labels of the pooled training set, without copying its pixels."""
-        return torch.cat([domain.train.y for domain in self.domains.values()])
+        """The labels of the pooled training set."""
+        return self.pooled_train().y
+
+
+def _pooled(parts: Sequence[Images]) -> Images:
+    """All parts one behind the other; a single one as it is, without a copy."""
+    return (
+        parts[0]
+        if len(parts) == 1
+        else Images(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))
+    )
 
 
 def to_channels(x: Tensor, channels: int) -> Tensor:

@@ -4,8 +4,6 @@ from collections.abc import Mapping, Sequence
 from statistics import mean, stdev
 from typing import Any
 
-from scipy.stats import ttest_rel
-
 _SAME = 1e-9
 """Differences of accuracies below this are rounding."""
 
@@ -65,6 +63,8 @@ def _paired(pairs: Sequence[tuple[float, float]], confidence: float) -> dict[str
     gaps = [value - other for value, other in pairs]
     found: dict[str, Any] = {"difference": mean(gaps), "interval": None, "p": None, "seeds": len(gaps)}
     if max(gaps) - min(gaps) > _SAME:
+        from scipy.stats import ttest_rel  # half of the time an import of protofed would take
+
         result = ttest_rel(*zip(*pairs, strict=True))
         interval = result.confidence_interval(confidence)
         found |= {"p": float(result.pvalue), "interval": [float(interval.low), float(interval.high)]}

@@ -3,12 +3,14 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import quantiles
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
 from protofed.clients import Evaluate, Failed, Job, Predict, Predicted, Score, Setting
 from protofed.federation.engine import Engine
+from protofed.method import Method
+from protofed.models import nothing
 from protofed.records import Message
 
 J = TypeVar("J", bound=Job)
@@ -16,6 +18,14 @@ R = TypeVar("R", Score, Predicted)
 
 _LISTED_CLIENTS = 100
 """Above this many clients only the average and quantiles of the personal view are written."""
+
+
+_SCORED_TOGETHER = 512
+"""Samples of small test sets that go through a model in one job."""
+
+_NO_SAMPLES = Score(0, 0)
+
+View = Literal["personal", "local"]
 
 
 @dataclass(frozen=True)
@@ -27,12 +37,38 @@ class Member:
     model: Message
 
 
+class _Case:
+    """What decides a client's score: a model, the message loaded over it, a test set, and who predicts if it matters.
+
+    The model is the server's (None), a client's own by name, or one nobody has trained yet, by its architecture.
+    Messages are told apart by identity: comparing their bytes would cost more than it could save.
+    """
+
+    def __init__(
+        self, model: str | int | None, message: Message | None, test: tuple[str, bool], predicts: str | None = None
+    ) -> None:
+        self.model = model
+        self.message = message
+        self.test = test
+        self.network = (model, id(message), predicts)
+
+    def __hash__(self) -> int:
+        return hash((self.network, self.test))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Case) and (self.network, self.test) == (other.network, other.test)
+
+
 class Evaluator:
     """Decides which model is scored on which test set, and lays the results out as the contract says."""
 
     def __init__(self, setting: Setting, engine: Engine) -> None:
         self._setting = setting
         self._engine = engine
+        self._ever_trained: set[str] = set()
+        # The default prediction looks at nothing but the network, so the same network gives the same score.
+        self._network_decides = type(setting.method).predict is Method.predict
+        self._lasting: dict[_Case, Score] = {}
         partition = setting.partition
         self._own_holdout = any(len(indices) for indices in partition.holdout.values())
         self._held_out = partition.held_out
@@ -41,6 +77,12 @@ class Evaluator:
     def personal_test(self) -> str:
         """Which test set the personal view uses, for run.json."""
         return "own hold-out" if self._own_holdout else "own domain's test set"
+
+    def trained(self, clients: Iterable[str]) -> None:
+        """These clients' own models may have changed; what is known of the others' still holds."""
+        changed = set(clients)
+        self._ever_trained |= changed
+        self._lasting = {case: score for case, score in self._lasting.items() if case.model not in changed}
 
     def evaluate(
         self,
@@ -71,8 +113,7 @@ class Evaluator:
         """Accuracy of what clients would use now on what they keep from training; None where they keep nothing."""
         if not self._setting.validation:
             return None
-        jobs = [Evaluate("personal", round, client, None, validates=True) for client in self._setting.partition.clients]
-        scores = self._perform([(job, broadcast_to(str(job.client))) for job in jobs], Score).values()
+        scores = self._client_scores("personal", round, broadcast_to, validates=True).values()
         total = sum(score.total for score in scores)
         return sum(score.correct for score in scores) / total if total else None
 
@@ -106,14 +147,66 @@ class Evaluator:
         scores = self._perform([(job, global_model) for job in jobs], Score)
         return {str(job.domain): scores[job] for job in jobs}
 
-    def _client_scores(self, view: Any, round: int, broadcast_to: Callable[[str], Message]) -> dict[str, Score]:
-        domain = self._setting.partition.domain
-        jobs = [
-            Evaluate(view, round, client, None if self._own_holdout else domain[client])
-            for client in self._setting.partition.clients
-        ]
-        scores = self._perform([(job, broadcast_to(str(job.client))) for job in jobs], Score)
-        return {str(job.client): scores[job] for job in jobs}
+    def _client_scores(
+        self, view: View, round: int, broadcast_to: Callable[[str], Message], validates: bool = False
+    ) -> dict[str, Score]:
+        """Every client's score; where several would use the same model on the same images, it is scored once."""
+        clients = self._setting.partition.clients
+        if self._uses_servers_model(view):
+            messages = dict.fromkeys(clients, broadcast_to(clients[0]))
+        else:
+            messages = {client: broadcast_to(client) for client in clients}
+        cases = {client: self._case(view, client, messages[client], validates) for client in clients}
+        known = dict(self._lasting)
+        new: dict[_Case, str] = {}
+        for client, case in cases.items():
+            if case not in known:
+                new.setdefault(case, client)
+        together = self._together(new, validates) if validates or self._own_holdout else [[case] for case in new]
+        jobs = {self._job(view, round, [new[case] for case in group], validates): group for group in together if group}
+        scores = self._perform([(job, messages[str(job.client)]) for job in jobs], Score)
+        for job, group in jobs.items():
+            known.update(zip(group, scores[job].parts or (scores[job],), strict=True))
+        self._lasting = {case: score for case, score in known.items() if case.message is None}
+        return {client: known.get(case, _NO_SAMPLES) for client, case in cases.items()}
+
+    def _uses_servers_model(self, view: View) -> bool:
+        """Whether every client would use the server's model, whatever else its message says."""
+        return self._network_decides and view == "personal" and self._setting.method.kind == "global"
+
+    def _case(self, view: View, client: str, message: Message, validates: bool) -> "_Case":
+        own = validates or self._own_holdout
+        test = (client if own else self._setting.partition.domain[client], validates)
+        if not self._network_decides:
+            return _Case(client, message, test, client)
+        if self._uses_servers_model(view):
+            return _Case(None, message, test)
+        model = client if client in self._ever_trained else self._setting.architecture_of(client)
+        loads = view == "personal" and self._setting.method.loads != nothing
+        return _Case(model, message if loads else None, test)
+
+    def _together(self, cases: Iterable["_Case"], validates: bool) -> list[list["_Case"]]:
+        """Cases whose test sets go through one model together, cut so that there is work for every process.
+
+        Where the cuts are depends on nothing but the partition, and so do the results. Empty test sets are left out.
+        """
+        by_model: dict[Any, list[list[_Case]]] = {}
+        room: dict[Any, int] = {}
+        for case in cases:
+            size = self._setting.test_size(case.test[0], validates)
+            if not size:
+                continue
+            if room.get(case.network, 0) <= 0:
+                by_model.setdefault(case.network, []).append([])
+                room[case.network] = _SCORED_TOGETHER
+            by_model[case.network][-1].append(case)
+            room[case.network] -= size
+        return [group for groups in by_model.values() for group in groups]
+
+    def _job(self, view: View, round: int, clients: Sequence[str], validates: bool) -> Evaluate:
+        own = validates or self._own_holdout
+        domain = None if own else self._setting.partition.domain[clients[0]]
+        return Evaluate(view, round, clients[0], domain, validates, tuple(clients[1:]))
 
     def _perform(self, jobs: Sequence[tuple[J, Message]], kind: type[R]) -> dict[J, R]:
         """The result of every job; a failure here is ours, not a client's, and ends the run."""

@@ -6,7 +6,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from os import SEEK_END
+from pathlib import Path
+from tempfile import SpooledTemporaryFile
+from typing import IO, Any
 
 import torch
 
@@ -20,6 +23,9 @@ from protofed.records import Bytes, Message, Record, Tally, Weights, decode, enc
 from protofed.seeding import generator
 
 log = logging.getLogger("protofed")
+
+_WAITING_IN_MEMORY = 32 * 2**20
+"""Bytes of uploads that wait in memory for those before them."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,8 @@ class Federation:
         recovered = self.folder.recover(self._templates.server)
         if recovered is not None:
             self._next, self.server = recovered[0] + 1, recovered[1]
+            for line in self.folder.rounds():
+                self.evaluator.trained(line["participants"])
 
     @property
     def rounds_done(self) -> int:
@@ -135,7 +143,7 @@ class Federation:
         if not self.setting.method.pools_data:
             for _, message in jobs:
                 exchange.down += message.size
-        for job, result in _in_order(self._engine.perform(jobs), [job for job, _ in jobs]):
+        for job, result in _in_order(self._engine.perform(jobs), [job for job, _ in jobs], self.folder.path):
             failure = result if isinstance(result, Failed) else self._take_in(exchange, round, job.client, result)
             if failure is not None:
                 self.folder.store.withdraw(job.client, round)
@@ -144,6 +152,7 @@ class Federation:
             first = exchange.failures[0]
             raise RuntimeError(f"every client failed in round {round + 1}; the first: {first.reason}\n{first.trace}")
         exchange.average_losses()
+        self.evaluator.trained(participants)
         return exchange
 
     def _tally(self, participants: list[str]) -> Tally | SecureTally:
@@ -251,17 +260,51 @@ class _Clock:
         return {**self._parts, "total": time.perf_counter() - self._start}
 
 
-def _in_order(results: Iterator[tuple[Any, Any]], jobs: list[Train]) -> Iterator[tuple[Train, Any]]:
+def _in_order(results: Iterator[tuple[Any, Any]], jobs: list[Train], folder: Path) -> Iterator[tuple[Train, Any]]:
     """Results in the order of `jobs`, each handed on as soon as all before it have come."""
-    waiting: dict[Train, Any] = {}
     expected = iter(jobs)
     following = next(expected, None)
-    for job, result in results:
-        waiting[job] = result
-        while following in waiting:
-            assert following is not None
-            yield following, waiting.pop(following)
+    with SpooledTemporaryFile(_WAITING_IN_MEMORY, dir=str(folder)) as file:
+        waiting = _Waiting(file)
+        for job, result in results:
+            if job != following:
+                waiting.put(job, result)
+                continue
+            yield job, result
             following = next(expected, None)
+            while following in waiting:
+                assert following is not None
+                yield following, waiting.take(following)
+                following = next(expected, None)
+
+
+class _Waiting:
+    """Results that came before their turn. The longest jobs are done first, so where clients differ in size most of
+    them wait, and their uploads must not fill the memory: they lie in a file.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._results: dict[Train, tuple[Any, int, int]] = {}
+
+    def __contains__(self, job: object) -> bool:
+        return job in self._results
+
+    def put(self, job: Train, result: Any) -> None:
+        if isinstance(result, Trained):
+            self._file.seek(0, SEEK_END)
+            self._results[job] = (replace(result, blob=b""), self._file.tell(), self._file.write(result.blob))
+        else:
+            self._results[job] = (result, 0, 0)
+
+    def take(self, job: Train) -> Any:
+        result, start, length = self._results.pop(job)
+        if isinstance(result, Trained):
+            self._file.seek(start)
+            result = replace(result, blob=self._file.read(length))
+        if not self._results:
+            self._file.truncate(0)
+        return result
 
 
 def _finite(value: float) -> float | None:

@@ -9,6 +9,7 @@ import struct
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
+from functools import cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -124,9 +125,15 @@ def _checksum(arrays: Mapping[str, NDArray[Any]]) -> str:
     check = 0
     for name in sorted(arrays):
         array = arrays[name]
-        check = zlib.crc32(f"{name}:{array.dtype.name}:{array.shape}".encode(), check)
+        check = zlib.crc32(f"{name}:{_type_name(array.dtype)}:{array.shape}".encode(), check)
         check = zlib.crc32(array.reshape(-1).view(np.uint8).data, check)
     return f"{check:08x}"
+
+
+@cache
+def _type_name(dtype: "np.dtype[Any]") -> str:
+    """What numpy calls a type; it puts the name together anew each time it is asked."""
+    return dtype.name
 
 
 def _parse(blob: bytes, sender: str) -> dict[str, Tensor]:

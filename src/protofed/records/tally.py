@@ -79,7 +79,7 @@ class _WeightedSum:
         if self._sum is None:
             self._like, self._sum = item.value, weighted
         else:
-            self._sum = _plus(self._sum, weighted)
+            self._sum = _added(self._sum, weighted)
 
     def mean(self) -> Any:
         return _divided(self._sum, self._like)
@@ -113,12 +113,13 @@ def _weighted(value: Any, weight: Tensor) -> Any:
     return {entry.name: _weighted(getattr(value, entry.name), weight) for entry in fields(value)}
 
 
-def _plus(left: Any, right: Any) -> Any:
-    if isinstance(left, Tensor):
-        return left + right
-    if isinstance(left, dict):
-        return {key: _plus(left[key], right[key]) for key in left}
-    return type(left)(*(_plus(getattr(left, entry.name), getattr(right, entry.name)) for entry in fields(left)))
+def _added(left: Any, right: Any) -> Any:
+    """left + right; the large tensors of `left` are reused, because a new model per client would cost more."""
+    if isinstance(left, _Weighted):
+        return _Weighted(left.value.add_(right.value), left.weight + right.weight)
+    if isinstance(left, _WeightedTable):
+        return _WeightedTable(_added(left.rows, right.rows), left.count + right.count)
+    return {key: _added(left[key], right[key]) for key in left}
 
 
 def _divided(total: Any, like: Any) -> Any:

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import numpy as np
-from scipy.io import loadmat
 
 from protofed.data.images import Images, RawData
 from protofed.data.sources.arrays import damaged, domain, images
@@ -20,6 +19,8 @@ def read_svhn(folder: Path, _: Size) -> RawData:
 def _part(path: Path) -> Images:
     """X is height x width x 3 x N; in y the digit 0 is written as 10."""
     try:
+        from scipy.io import loadmat
+
         content = loadmat(path, variable_names=["X", "y"])
         pixels, labels = np.asarray(content["X"]).transpose(3, 0, 1, 2), np.asarray(content["y"]).reshape(-1) % 10
     except Exception as problem:

@@ -1,0 +1,72 @@
+"""Channels last: another order in memory, the same numbers up to rounding, the same names and bytes."""
+
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from protofed.models import build_model, choose_layout, laid_out
+
+OPTIONS: dict[str, Any] = {"model": "resnet10", "set": {"model.width": 4}, "rounds": 2}
+
+
+def models_of(tiny_run: Any, **options: Any) -> list[dict[str, torch.Tensor]]:
+    runs = [tiny_run("fedavg", layout=layout, **OPTIONS, **options) for layout in ("standard", "channels-last")]
+    return [load_file(run.path / "model.safetensors") for run in runs]
+
+
+def test_equal_up_to_rounding(tiny_run: Any) -> None:
+    standard, last = models_of(tiny_run)
+    assert any(not torch.equal(tensor, last[name]) for name, tensor in standard.items())  # it does compute otherwise
+    for name, tensor in standard.items():
+        torch.testing.assert_close(last[name], tensor, rtol=1e-3, atol=1e-4)
+
+
+def test_equal_in_float64(tiny_run: Any) -> None:
+    standard, last = models_of(tiny_run, dtype="float64")
+    for name, tensor in standard.items():
+        torch.testing.assert_close(last[name], tensor, rtol=1e-9, atol=1e-9)
+
+
+def test_names_shapes_and_bytes_are_the_same(tiny_run: Any) -> None:
+    standard, last = (tiny_run("i2pfl", layout=layout, **OPTIONS) for layout in ("standard", "channels-last"))
+    assert [line["bytes"] for line in standard.rounds] == [line["bytes"] for line in last.rounds]
+    for file in ("model.safetensors", "broadcast.safetensors", "clients/a-0.safetensors"):
+        shapes = [
+            {name: tensor.shape for name, tensor in load_file(run.path / file).items()} for run in (standard, last)
+        ]
+        assert shapes[0] == shapes[1]
+        assert all(tensor.is_contiguous() for tensor in load_file(last.path / file).values())
+
+
+def test_the_layout_is_written_down(tiny_run: Any) -> None:
+    assert tiny_run("fedavg", **OPTIONS).config["engine"]["layout"] == "channels-last"
+    assert tiny_run("fedavg", layout="standard", **OPTIONS).config["engine"]["layout"] == "standard"
+
+
+@pytest.mark.parametrize(
+    ("names", "dtype", "expected"),
+    [
+        (["resnet10"], torch.float32, "channels-last"),
+        (["lenet5"], torch.float32, "channels-last"),
+        (["mlp"], torch.float32, "standard"),  # nothing convolves
+        (["lenet5", "mlp"], torch.float32, "standard"),
+        (["resnet10"], torch.float64, "standard"),  # no fast kernels, and exactness is what float64 is for
+    ],
+)
+def test_what_auto_chooses(names: list[str], dtype: torch.dtype, expected: str) -> None:
+    models = [build_model(name, (3, 32, 32), 4, {}) for name in names]
+    assert choose_layout("auto", models, dtype) == expected
+    assert choose_layout("standard", models, dtype) == "standard"
+    assert choose_layout("channels-last", models, dtype) == "channels-last"
+
+
+def test_only_kernels_are_laid_out_otherwise() -> None:
+    model = build_model("resnet10", (3, 32, 32), 4, {"width": "4"})
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    after = laid_out(model, "channels-last").state_dict()
+    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
+    changed = [name for name, tensor in after.items() if not tensor.is_contiguous()]
+    assert changed
+    assert all(after[name].ndim == 4 for name in changed)
