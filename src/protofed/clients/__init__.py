@@ -4,10 +4,11 @@ from protofed.clients.client import ClientSide
 from protofed.clients.jobs import Evaluate, Failed, Job, Predict, Predicted, Result, Score, Train, Trained
 from protofed.clients.rehearsal import GlobalModel, Templates, rehearse
 from protofed.clients.setting import Setting
-from protofed.clients.store import ClientStore, write_atomically
+from protofed.clients.store import ClientState, ClientStore, plain_name, write_atomically
 
 __all__ = [
     "ClientSide",
+    "ClientState",
     "ClientStore",
     "Evaluate",
     "Failed",
@@ -21,6 +22,7 @@ __all__ = [
     "Templates",
     "Train",
     "Trained",
+    "plain_name",
     "rehearse",
     "write_atomically",
 ]

@@ -74,12 +74,16 @@ class Setting:
             held=(torch.ones(classes) if client is None else self._held(client)).to(self.device),
         )
 
+    def train_images(self, client: str) -> Images:
+        """What the client trains on, as pixels."""
+        return self.pool.take(self._train_and_validation(client)[0])
+
     def samples(self, client: str) -> ClientSamples:
         """The client's training samples, with those it validates on beside them."""
-        train, validation = self._train_and_validation(client)
+        validation = self._train_and_validation(client)[1]
         beside = self._clean(self.pool.take(validation)) if len(validation) else None
         return ClientSamples(
-            self.pool.take(train),
+            self.train_images(client),
             self.dataset.normalise,
             self.augment,
             self.dtype,

@@ -30,6 +30,8 @@ class Watch:
     evaluate_local: bool = False
     ensemble: bool = False
     """After the last round the clients' models predict together."""
+    keep_messages: bool = False
+    """Every upload is kept as it was sent."""
 
 
 class Federation:
@@ -131,6 +133,8 @@ class Federation:
         """Fold one upload in, or say why it cannot be used."""
         if not self.setting.method.pools_data:
             exchange.up += result.size
+            if self._watch.keep_messages:
+                self.folder.keep_message(round, client, result.blob)
         try:
             upload = decode(result.blob, self._templates.upload, client)
         except BadMessage as error:

@@ -59,7 +59,7 @@ def load_weights(model: Split, path: str | Path) -> WeightsReport:
     """
     path = Path(path)
     own = tensors(model)
-    found = _own_names(_read(path), own, path)
+    found = _own_names(read_weights(path), own, path)
     fitting = {name: value for name, value in found.items() if name in own and value.shape == own[name].shape}
     if not fitting:
         raise UserError(
@@ -86,8 +86,8 @@ def load_weights(model: Split, path: str | Path) -> WeightsReport:
     )
 
 
-def _read(path: Path) -> dict[str, Tensor]:
-    """The floating-point tensors of a file, under the names they have there."""
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The floating-point tensors of a .safetensors, .pth or .pt file, under the names they have there."""
     if path.suffix not in (".safetensors", ".pth", ".pt"):
         raise UserError(f"weights {path} are of an unknown kind; give a .safetensors, .pth or .pt file")
     if not path.is_file():

@@ -35,7 +35,8 @@ _TYPES: dict[torch.dtype, str] = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-_LARGEST_HEADER = 16 * 2**20
+# What a name, a type, a shape and two offsets take in a header at most, and its frame.
+_ENTRY, _FRAME = 256, 4096
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def encode(record: Record, sender: str) -> Message:
 
 def decode(blob: bytes, like: R, sender: str) -> R:
     """The record in `blob`, which must have the structure of `like`; anything else is refused by name."""
-    tensors = _parse(blob, sender)
+    tensors = _parse(blob, _longest_header(like), sender)
     record = _rebuild(like, tensors, "", sender)
     if tensors:
         raise BadMessage(f"{sender}: unexpected field {sorted(tensors)[0]!r} in a {type(like).__name__} message")
@@ -118,12 +119,20 @@ def _checksum(arrays: Mapping[str, NDArray[Any]]) -> str:
     return f"{check:08x}"
 
 
-def _parse(blob: bytes, sender: str) -> dict[str, Tensor]:
+def _longest_header(like: Record) -> int:
+    """How long the header of such a record may be; a longer one is not even parsed, as it would cost memory."""
+    # A character of a name takes up to six in JSON.
+    return _FRAME + sum(_ENTRY + 6 * len(name) for name, _, _ in _leaves(like))
+
+
+def _parse(blob: bytes, longest_header: int, sender: str) -> dict[str, Tensor]:
     """The tensors in `blob`, after its header, its layout and its checksum have been verified."""
     try:
         (length,) = struct.unpack_from("<Q", blob)
-        if length > min(len(blob) - 8, _LARGEST_HEADER):
+        if length > len(blob) - 8:
             raise ValueError("the header is longer than the message")
+        if length > longest_header:
+            raise ValueError(f"the header takes {length} bytes, at most {longest_header} are expected")
         promised = json.loads(blob[8 : 8 + length])["__metadata__"]["check"]
         tensors = load(blob)
     except (struct.error, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
