@@ -18,7 +18,7 @@ from protofed.federation import RunFolder
 
 _FIGURES = (
     ("images", "images", "{:.0f}"),
-    ("fid", "{label}", "{:.1f}"),
+    ("fid", "{label}", "{:.4g}"),
     ("ssim_max", "max SSIM", "{:.4f}"),
     ("ssim", "mean SSIM", "{:.4f}"),
     ("rms_min", "min RMS", "{:.4f}"),

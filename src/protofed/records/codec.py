@@ -125,6 +125,14 @@ def _longest_header(like: Record) -> int:
     return _FRAME + sum(_ENTRY + 6 * len(name) for name, _, _ in _leaves(like))
 
 
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; two readers might choose differently between two values of one name."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name occurs twice")
+    return found
+
+
 def _parse(blob: bytes, longest_header: int, sender: str) -> dict[str, Tensor]:
     """The tensors in `blob`, after its header, its layout and its checksum have been verified."""
     try:
@@ -133,7 +141,8 @@ def _parse(blob: bytes, longest_header: int, sender: str) -> dict[str, Tensor]:
             raise ValueError("the header is longer than the message")
         if length > longest_header:
             raise ValueError(f"the header takes {length} bytes, at most {longest_header} are expected")
-        promised = json.loads(blob[8 : 8 + length])["__metadata__"]["check"]
+        header = json.loads(blob[8 : 8 + length], object_pairs_hook=_each_once)
+        promised = header["__metadata__"]["check"]
         tensors = load(blob)
     except (struct.error, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
         raise BadMessage(f"{sender}: the message cannot be read ({error})") from None
