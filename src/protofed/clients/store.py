@@ -66,7 +66,7 @@ class ClientStore:
 
 def plain_name(client: str) -> str:
     """The client's name, once it is known to name a file of its folder and nothing outside."""
-    if Path(client).name != client or "\0" in client:
+    if client in ("", "..") or Path(client).name != client or "\0" in client:
         raise UserError(f"a client cannot be called {client!r}: files are named after clients")
     return client
 

@@ -14,8 +14,8 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from protofed.data.images import Domain, Images
-from protofed.limits import refuse_giants
 from protofed.errors import UserError
+from protofed.limits import refuse_giants
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
 # Images of mixed sizes are brought to their median size, but never larger than this: a folder of photographs should

@@ -43,8 +43,9 @@ def read_arrays(path: Path, lacking: Sequence[str] = ()) -> dict[str, NDArray[An
     Names in `lacking` must be there, else KeyError with all that are not.
     """
     # numpy takes a file that is no archive for pickled objects.
-    if not zipfile.is_zipfile(path):
-        raise zipfile.BadZipFile("not an npz file")
+    with path.open("rb") as file:
+        if not zipfile.is_zipfile(file):
+            raise zipfile.BadZipFile("not an npz file")
     with zipfile.ZipFile(path) as archive:
         entries = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
         missing = [name for name in lacking if name not in entries]

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofed.data.images import Images, RawData
-from protofed.limits import refuse_giants
 from protofed.data.sources.arrays import damaged, domain, images
 from protofed.data.sources.source import Size
 from protofed.errors import UserError
+from protofed.limits import refuse_giants
 
 DIGITS = tuple("0123456789")
 _UNSIGNED_BYTES = 8

@@ -6,11 +6,11 @@ import numpy as np
 from scipy.io import loadmat, whosmat
 
 from protofed.data.images import Images, RawData
-from protofed.limits import refuse_giants
 from protofed.data.sources.arrays import damaged, domain, images
 from protofed.data.sources.idx import DIGITS
 from protofed.data.sources.source import Size
 from protofed.errors import UserError
+from protofed.limits import refuse_giants
 
 
 def read_svhn(folder: Path, _: Size) -> RawData:

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from protofed.data.images import Images, RawData
-from protofed.limits import refuse_giants
 from protofed.data.sources.arrays import damaged, domain, from_unit, images
 from protofed.data.sources.idx import DIGITS
 from protofed.data.sources.source import Size
 from protofed.errors import UserError
+from protofed.limits import refuse_giants
 
 _SIDE = 16
 # The longest line has 256 pixels; packed text may unfold to any length.
