@@ -21,10 +21,12 @@ EXPECTED = [
     "conffedproto.table2",
     "fedadapterproto.external",
     "fedadapterproto.table1",
+    "fedmp.figure7",
     "fedmp.table1",
     "fedmp.table2",
     "fedmp.table3",
     "fedmp.table4",
+    "fedmp.table5",
     "i2pfl.figure5",
     "i2pfl.figure6",
     "i2pfl.figure7",
@@ -98,6 +100,7 @@ def test_printed_averages_are_the_mean_of_the_domains(name):
         ("fedmp.table1", "fedmp", "busi", [88.75]),
         ("fedmp.table2", "stage 3", "dr", [76.65]),
         ("fedmp.table3", "only SFMC", "dr", [74.10]),
+        ("fedmp.table5", "2nd stage", "dr", [841, 0.7429, 0.1010]),
     ],
 )
 def test_figures_are_those_of_the_papers(name, row, dataset, figures):

@@ -1,11 +1,13 @@
 """Tables of the papers on tiny images, computed tables against the printed figures, and dry runs of every preset."""
 
 import json
+from functools import partial
 
 import pytest
 
 from protofed.cli import main
 from protofed.errors import UserError
+from protofed.experiments import leakage
 from protofed.experiments.published import find_preset, preset_names
 from protofed.experiments.reproduce import dry_run, reproduce
 from protofed.testing import toy_data
@@ -216,3 +218,31 @@ def test_command_lists_tries_and_runs(data_root, tmp_path, capsys):
     out = str(tmp_path / "out")
     assert main(["reproduce", "i2pfl.table2", *only, *tiny, "--data-root", data_root, "--out", out]) == 0
     assert "(57.50)" in capsys.readouterr().out
+
+
+def test_leakage_of_fedmps_stages(data_root, tmp_path, monkeypatch):
+    monkeypatch.setattr(leakage, "audit", partial(leakage.audit, steps=5))
+    chosen = {
+        "data_root": data_root,
+        "rounds": 1,
+        "epochs": 1,
+        "engine": "loop",
+        "image_size": 16,
+        "set": {"model.width": 4},
+        "methods": "1st stage,4th stage",
+        "out": tmp_path,
+    }
+    found = reproduce("fedmp.table5", **chosen)
+    table = found.tables()[0]
+    assert table.columns == ["features", "FID-like", "max SSIM", "min L2", "mean SSIM", "mean L2"]
+    assert [row[0] for row in table.rows] == ["1st stage", "4th stage"]
+    assert table.rows[0][1].endswith("(820)")
+    assert table.rows[1][3].endswith("(0.1979)")
+    entry = found.content["datasets"]["dr"]["methods"]["1st stage"]
+    assert entry["paper"]["leakage"] == {"FID": 820, "max SSIM": 0.7661, "min L2": 0.0801}
+    assert 0 < entry["leakage"]["figures"]["min L2"] < 1
+    assert "(0.7661)" in (tmp_path / "comparison.md").read_text()
+
+    monkeypatch.setattr(leakage, "audit", None)
+    again = reproduce("fedmp.table5", **chosen)
+    assert again.content == found.content, "audits that are there are not repeated"

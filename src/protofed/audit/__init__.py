@@ -1,5 +1,7 @@
-"""What an attacker could rebuild from what a run sends, in figures."""
+"""What an attacker could rebuild from what a run sends, in figures, pictures and words."""
 
+from protofed.audit.decoder import Effort
+from protofed.audit.federation import Audit, AuditOptions, audit_federation
 from protofed.audit.metrics import (
     frechet_distance,
     frechet_distance_of_moments,
@@ -10,6 +12,10 @@ from protofed.audit.metrics import (
 )
 
 __all__ = [
+    "Audit",
+    "AuditOptions",
+    "Effort",
+    "audit_federation",
     "frechet_distance",
     "frechet_distance_of_moments",
     "psnr",

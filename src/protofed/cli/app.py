@@ -10,6 +10,7 @@ from typing import NoReturn
 import click
 import typer
 
+from protofed.cli.audit import audit_command
 from protofed.cli.compare import compare_command
 from protofed.cli.data import data_command
 from protofed.cli.methods import methods_command
@@ -32,6 +33,7 @@ app.command("compare")(compare_command)
 app.command("sweep")(sweep_command)
 app.command("reproduce")(reproduce_command)
 app.command("pretrain")(pretrain_command)
+app.command("audit")(audit_command)
 app.command("methods")(methods_command)
 app.command("data")(data_command)
 app.command("models")(models_command)

@@ -6,11 +6,12 @@ from protofed.clients.frozen import FROZEN, choose_frozen, feature_store
 from protofed.clients.jobs import Evaluate, Failed, Job, Predict, Predicted, Result, Score, Train, Trained
 from protofed.clients.rehearsal import GlobalModel, Templates, rehearse
 from protofed.clients.setting import Setting
-from protofed.clients.store import ClientStore, write_atomically
+from protofed.clients.store import ClientState, ClientStore, plain_name, write_atomically
 
 __all__ = [
     "FROZEN",
     "ClientSide",
+    "ClientState",
     "ClientStore",
     "Evaluate",
     "Failed",
@@ -27,6 +28,7 @@ __all__ = [
     "Trained",
     "choose_frozen",
     "feature_store",
+    "plain_name",
     "rehearse",
     "write_atomically",
 ]

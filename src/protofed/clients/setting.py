@@ -105,12 +105,16 @@ class Setting:
             held=torch.ones(classes, device=self.device) if client is None else self._held[self._position[client]],
         )
 
+    def train_images(self, client: str) -> Images:
+        """What the client trains on, as pixels."""
+        return self.pool.take(self._dealt[client][0])
+
     def samples(self, client: str) -> ClientSamples:
         """The client's training samples, with those it validates on beside them."""
-        train, validation = self._dealt[client]
+        validation = self._dealt[client][1]
         beside = self._clean(self.pool.take(validation)) if len(validation) else None
         return ClientSamples(
-            self.pool.take(train),
+            self.train_images(client),
             self.dataset.normalise,
             self.augment,
             self.dtype,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from protofed.errors import UserError
 from protofed.records import Record, Weights, decode, encode
 
 
@@ -57,10 +58,17 @@ class ClientStore:
                 path.unlink()
 
     def _committed(self, client: str) -> Path:
-        return self.folder / f"{client}.safetensors"
+        return self.folder / f"{plain_name(client)}.safetensors"
 
     def _proposal(self, client: str, round: int) -> Path:
-        return self.folder / f"{client}.round-{round}"
+        return self.folder / f"{plain_name(client)}.round-{round}"
+
+
+def plain_name(client: str) -> str:
+    """The client's name, once it is known to name a file of its folder and nothing outside."""
+    if client in ("", "..") or Path(client).name != client or "\0" in client:
+        raise UserError(f"a client cannot be called {client!r}: files are named after clients")
+    return client
 
 
 def write_atomically(path: Path, content: bytes) -> None:

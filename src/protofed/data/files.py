@@ -15,6 +15,7 @@ from torch import Tensor
 
 from protofed.data.images import Domain, Images
 from protofed.errors import UserError
+from protofed.limits import refuse_giants
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
 # Images of mixed sizes are brought to their median size, but never larger than this: a folder of photographs should
@@ -81,7 +82,9 @@ def read_images(paths: Sequence[Path], size: tuple[int, int] | None = None) -> t
         if any(header.size != size for header in headers):
             notes.append(f"images of different sizes were resized to {size[0]}x{size[1]}; --image-size sets another")
     colour = any(header.colour for header in headers)
-    pixels = np.empty((len(paths), 3 if colour else 1, *size), dtype=np.uint8)
+    shape = (len(paths), 3 if colour else 1, *size)
+    refuse_giants(paths[0].parent, shape, what="images")
+    pixels = np.empty(shape, dtype=np.uint8)
     deep: dict[int, NDArray[np.float32]] = {}
     for position, (path, header) in enumerate(zip(paths, headers, strict=True)):
         values = _decode(path, size, header, colour)
@@ -154,6 +157,7 @@ def _opened(path: Path) -> Iterator[Image.Image]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(path) as image:
                 yield image
     except Exception as problem:

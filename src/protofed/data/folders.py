@@ -1,8 +1,5 @@
 """Reads a folder of your own: one `DOMAIN.npz` per domain, or `DOMAIN/train/CLASS/*.png` and `DOMAIN/test/CLASS/*`."""
 
-import struct
-import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,6 +9,7 @@ from numpy.typing import NDArray
 
 from protofed.data.files import IMAGE_SUFFIXES, LabelledFile, class_order, depth, is_image, read_domain, shallow_note
 from protofed.data.images import Domain, Images, RawData
+from protofed.data.npz import BROKEN, HoldsObjects, read_arrays
 from protofed.errors import UserError
 
 SHAPE_OF_A_FOLDER = (
@@ -19,20 +17,6 @@ SHAPE_OF_A_FOLDER = (
     "or images as DOMAIN/train/CLASS/*.png and DOMAIN/test/CLASS/*.png"
 )
 
-# What a damaged archive can make numpy and zipfile raise.
-_BROKEN = (
-    OSError,
-    EOFError,
-    ValueError,
-    KeyError,
-    AttributeError,
-    RuntimeError,
-    MemoryError,
-    OverflowError,
-    struct.error,
-    zipfile.BadZipFile,
-    zlib.error,
-)
 # A label such as 70000 is far more likely a patient number than a class.
 _MOST_CLASSES = 10_000
 
@@ -121,18 +105,14 @@ def read_npz(archives: list[Path], source: str) -> RawData:
 
 
 def _load_arrays(path: Path) -> dict[str, NDArray[np.generic]]:
+    needed = ("x_train", "y_train", "x_test", "y_test")
     try:
-        # numpy takes a file that is no archive for pickled objects, and would say so.
-        if not zipfile.is_zipfile(path):
-            raise zipfile.BadZipFile("not a zip archive")
-        with np.load(path, allow_pickle=False) as archive:
-            missing = [key for key in ("x_train", "y_train", "x_test", "y_test") if key not in archive.files]
-            if missing:
-                raise UserError(f"{path} lacks {', '.join(missing)}; it must hold x_train, y_train, x_test, y_test")
-            return {key: archive[key] for key in archive.files}
-    except _BROKEN as problem:
-        if "allow_pickle" in str(problem):
-            raise UserError(f"{path} holds Python objects; save plain arrays of numbers and text instead") from None
+        return read_arrays(path, needed)
+    except HoldsObjects:
+        raise UserError(f"{path} holds Python objects; save plain arrays of numbers and text instead") from None
+    except BROKEN as problem:
+        if isinstance(problem, KeyError) and set(str(problem.args[0]).split(", ")) <= set(needed):
+            raise UserError(f"{path} lacks {problem.args[0]}; it must hold {', '.join(needed)}") from None
         raise _broken(path, problem) from None
 
 

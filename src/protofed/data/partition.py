@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from protofed.data.npz import read_arrays
 from protofed.data.splits import IntArray
 from protofed.errors import UserError
 
@@ -91,13 +92,12 @@ class Partition:
     def load(cls, path: str | Path) -> "Partition":
         """Read what `save` wrote."""
         try:
-            with np.load(path, allow_pickle=False) as archive:
-                about = json.loads(str(archive["about"]))
-                clients = tuple(about["clients"])
-                parts = {
-                    name: np.split(archive[name], np.cumsum(archive[f"{name}_sizes"])[:-1])
-                    for name in ("train", "holdout")
-                }
+            archive = read_arrays(Path(path))
+            about = json.loads(str(archive["about"]))
+            clients = tuple(about["clients"])
+            parts = {
+                name: np.split(archive[name], np.cumsum(archive[f"{name}_sizes"])[:-1]) for name in ("train", "holdout")
+            }
         except FileNotFoundError:
             raise UserError(f"there is no partition {path}") from None
         except Exception as problem:

@@ -71,6 +71,7 @@ class Options(BaseModel):
     seed: int = Field(0, description="the seed of everything random")
     evaluate_every: WholeNumber = Field(1, description="evaluate after every N rounds, and after the last")
     evaluate_local: bool = Field(False, description="also score clients' models as local training left them")
+    keep_messages: bool = Field(False, description="keep every upload as it was sent, for protofed audit")
     plugin: list[str] = Field(default_factory=list, description="a Python file that registers methods, models or data")
 
     @field_validator("domains", "clients", "fraction", "samples_per_client", "plan", "guard", mode="before")

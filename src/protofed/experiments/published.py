@@ -106,7 +106,7 @@ class Preset(_Declared):
     paper: str
     table: str
     title: str
-    kind: Literal["accuracy", "curves", "parameters", "traffic", "partition"] = "accuracy"
+    kind: Literal["accuracy", "curves", "leakage", "parameters", "traffic", "partition"] = "accuracy"
     suite_name: str = Field(alias="suite")
     suite: Suite = Field(alias="loaded_suite")
     datasets: list[str]
@@ -117,7 +117,7 @@ class Preset(_Declared):
     per_domain: bool = True
     over: Over | None = None
     columns: list[str] = []
-    """Of a table that is computed rather than trained."""
+    """Of a table that holds other figures than accuracies."""
     baseline: str = "fedavg"
     seeds: dict[Scale, list[int]] = {"lite": [0], "paper": [0, 1, 2]}
     options: dict[str, Any] = {}
@@ -133,7 +133,7 @@ class Preset(_Declared):
     @property
     def trains(self) -> bool:
         """Whether there are runs to be made; other tables are computed at once."""
-        return self.kind in ("accuracy", "curves")
+        return self.kind in ("accuracy", "curves", "leakage")
 
     def scale_of(self, scale: Scale) -> Scale:
         """Bytes are always those of the paper's own model: they cost no training."""

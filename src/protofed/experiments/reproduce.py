@@ -14,6 +14,7 @@ from protofed.experiments.compare import compare
 from protofed.experiments.comparison import Failure
 from protofed.experiments.estimate import Estimate, estimate_row
 from protofed.experiments.fixtures import fixture
+from protofed.experiments.leakage import leakage
 from protofed.experiments.options import make_options
 from protofed.experiments.published import SCALES, Preset, Row, Scale, View, find_preset, listed
 from protofed.experiments.reproduction import Reproduction
@@ -145,6 +146,7 @@ class _Training:
                     "settings": row.set,
                     **{view: views[view].get(row.title) for view in _VIEWS},
                     **_costs([run for done in runs[row.title].values() for run in done.values()]),
+                    "leakage": self._leakage(runs[row.title]),
                     "curve": _curve(runs[row.title], row.view or self._preset.views[0]),
                     "paper": self._paper(row, dataset),
                     "runs": {
@@ -155,6 +157,12 @@ class _Training:
                 for row in self._rows
             }
         }
+
+    def _leakage(self, by_condition: Mapping[str, Mapping[int, Run]]) -> dict[str, Any] | None:
+        """What an attacker rebuilds, where that is the table's question."""
+        if self._preset.kind != "leakage":
+            return None
+        return leakage([run for done in by_condition.values() for run in done.values()])
 
     def _compare(self, dataset: str, condition: Mapping[str, str], folder: Path) -> dict[str, dict[int, Run]]:
         """All rows under one condition, for every seed."""
@@ -221,6 +229,8 @@ class _Training:
 
     def _paper(self, row: Row, dataset: str) -> dict[str, Any] | None:
         """The paper's figures as fractions, by view and column."""
+        if self._preset.kind == "leakage":
+            return {"leakage": dict(zip(self._preset.columns, row.figures.get(dataset, ()), strict=False))}
         figures = [round(figure / 100, 6) for figure in row.figures.get(dataset, ())]
         if not figures:
             return None

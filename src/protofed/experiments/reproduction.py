@@ -38,6 +38,8 @@ class Reproduction:
         tables = [self._view_table(title, view, block["methods"]) for view in self.preset.views]
         if self.preset.kind == "curves":
             tables.append(_curve_table(title, block["methods"]))
+        if self.preset.kind == "leakage":
+            tables.insert(0, _leakage_table(title, block["methods"]))
         return [table for table in tables if table.rows]
 
     def _view_table(self, title: str, view: View, methods: Mapping[str, Any]) -> Table:
@@ -81,6 +83,30 @@ def _curve_table(title: str, methods: Mapping[str, Any], points: int = 10) -> Ta
     picked = rounds[::-1][::step][::-1]
     rows = [[name, *(f"{100 * curve[n]:.2f}" if n in curve else "-" for n in picked)] for name, curve in curves.items()]
     return Table(f"{title}: average accuracy in % after round", ["method", *map(str, picked)], rows)
+
+
+def _leakage_table(title: str, methods: Mapping[str, Any]) -> Table:
+    """What an attacker rebuilds, beside the paper's figures."""
+    shown = {name: entry for name, entry in methods.items() if entry["leakage"] is not None}
+    columns = list(next(iter(shown.values()))["leakage"]["figures"]) if shown else []
+    rows = [
+        [
+            name,
+            *(
+                _leaked(entry["leakage"]["figures"][column], entry["paper"]["leakage"].get(column))
+                for column in columns
+            ),
+        ]
+        for name, entry in shown.items()
+    ]
+    label = next(iter(shown.values()))["leakage"]["label"] if shown else "FID"
+    heading = f"{title}: images rebuilt from what was sent, in brackets the paper's"
+    return Table(heading, ["features", *(column.replace("FID", label) for column in columns)], rows)
+
+
+def _leaked(ours: float | None, paper: float | None) -> str:
+    text = "-" if ours is None else f"{ours:.4g}"
+    return text if paper is None else f"{text} ({paper:g})"
 
 
 def _beside(ours: float, paper: float | None) -> str:

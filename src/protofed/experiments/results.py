@@ -5,6 +5,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from protofed.errors import UserError
@@ -46,7 +47,9 @@ class Run:
     @cached_property
     def options(self) -> dict[str, Any]:
         """The options that would run it again."""
-        options: dict[str, Any] = self.config["options"]
+        options = self.config.get("options")
+        if not isinstance(options, dict):
+            raise UserError(f"{self.path / 'run.json'} is damaged: it has no options")
         return options
 
     def model(self) -> Split:
@@ -62,7 +65,13 @@ class Run:
 
     def prototypes(self) -> dict[str, Any]:
         """The global prototypes: `rows` [classes, d] and `count` [classes]."""
-        return dict(load_file(self.path / "prototypes.safetensors"))
+        path = self.path / "prototypes.safetensors"
+        if not path.exists():
+            raise UserError(f"{self.path} has no global prototypes: this method keeps none")
+        try:
+            return dict(load_file(path))
+        except SafetensorError as problem:
+            raise UserError(f"{path} is damaged ({problem})") from None
 
 
 def mean_of_last(rounds: list[dict[str, Any]], last: int = _LAST_ROUNDS) -> Any:

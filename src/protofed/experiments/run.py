@@ -22,8 +22,8 @@ from protofed.records import KINDS, encode
 
 log = logging.getLogger("protofed")
 
-MAY_CHANGE = {"engine", "workers", "device", "plugin"}
-"""Options that decide where a run happens, not what comes out of it."""
+MAY_CHANGE = {"engine", "workers", "device", "plugin", "keep_messages"}
+"""Options that decide where a run happens and what is kept of it, not what comes out of it."""
 
 
 class Callback(Protocol):
@@ -92,6 +92,7 @@ def _run(assembly: Assembly, folder: RunFolder, resume: bool, callbacks: list[An
             options.evaluate_every,
             options.evaluate_local,
             options.ensemble or setting.method.ensembles,
+            options.keep_messages,
         )
         federation = Federation(setting, assembly.templates, engine, folder, watch)
         if resume:

@@ -37,6 +37,8 @@ class Watch:
     evaluate_local: bool = False
     ensemble: bool = False
     """After the last round the clients' models predict together."""
+    keep_messages: bool = False
+    """Every upload is kept as it was sent."""
 
     def participants_of(self, clients: int) -> int:
         """How many of the clients train in a round."""
@@ -166,6 +168,8 @@ class Federation:
         """Fold one upload in, or say why it cannot be used."""
         if not self.setting.method.pools_data:
             exchange.up += result.size
+            if self._watch.keep_messages:
+                self.folder.keep_message(round, client, result.blob)
         try:
             upload = decode(result.blob, self._templates.upload, client, self.setting.guard.quantise)
             exchange.tally.add(client, upload)

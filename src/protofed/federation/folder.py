@@ -8,11 +8,12 @@ import fcntl
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from protofed.clients import ClientStore, write_atomically
-from protofed.errors import InUse, UserError
+from protofed.clients import ClientStore, plain_name, write_atomically
+from protofed.errors import BadMessage, InUse, UserError
 from protofed.records import Record, decode, encode
 
 _BEFORE_IT_BEGINS = {".lock", "clients", "checkpoint"}
@@ -39,6 +40,7 @@ class RunFolder:
         self._checkpoint = path / "checkpoint"
         self._manifest = self._checkpoint / "manifest.json"
         self._rounds = path / "rounds.jsonl"
+        self._messages = path / "messages"
         self._lock: IO[str] | None = None
 
     @property
@@ -90,20 +92,16 @@ class RunFolder:
     def read_json(self, name: str) -> dict[str, Any]:
         """Read one back; a folder without it is not a run."""
         try:
-            content = json.loads((self.path / name).read_text())
-        except FileNotFoundError:
+            return _json_object((self.path / name).read_bytes(), self.path / name)
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             raise UserError(f"{self.path} is not a run folder: it has no {name}") from None
-        except ValueError:
-            raise UserError(f"{self.path / name} is damaged: it is not JSON") from None
-        if not isinstance(content, dict):
-            raise UserError(f"{self.path / name} is damaged: it is not a JSON object")
-        return content
 
     def rounds(self) -> list[dict[str, Any]]:
         """The committed lines of rounds.jsonl."""
         if not self._rounds.exists():
             return []
-        return [json.loads(line) for line in self._rounds.read_text().splitlines()]
+        lines = self._rounds.read_bytes().split(b"\n")
+        return [_json_object(line, f"{self._rounds}, line {number}") for number, line in enumerate(lines, 1) if line]
 
     def commit_round(self, round: int, line: dict[str, Any], server: Record, clients: list[str]) -> None:
         """Make a finished round permanent."""
@@ -122,14 +120,42 @@ class RunFolder:
             self.store.withdraw_all()
             self._rounds.unlink(missing_ok=True)
             return None
-        manifest = json.loads(self._manifest.read_text())
-        round = int(manifest["round"])
-        self.store.commit(manifest["clients"], round)
+        round, clients, length = self._read_manifest()
+        try:
+            server = decode(self._server(round).read_bytes(), like, "checkpoint")
+        except (OSError, BadMessage) as problem:
+            raise UserError(f"{self.path} cannot be resumed: its checkpoint is damaged ({problem})") from None
+        self.store.commit(clients, round)
         self.store.withdraw_all()
-        os.truncate(self._rounds, manifest["rounds_jsonl_bytes"])
-        server = decode(self._server(round).read_bytes(), like, "checkpoint")
+        os.truncate(self._rounds, length)
         self._remove_other_servers(round)
         return round, server
+
+    def _read_manifest(self) -> tuple[int, list[str], int]:
+        """The round, the clients that trained in it and the length of rounds.jsonl, before any of it is acted on."""
+        manifest = _json_object(self._manifest.read_bytes(), self._manifest)
+        round: Any = manifest.get("round")
+        clients: Any = manifest.get("clients")
+        length: Any = manifest.get("rounds_jsonl_bytes")
+        written = self._rounds.stat().st_size if self._rounds.is_file() else -1
+        numbers = type(round) is int and round >= 0 and type(length) is int and 0 <= length <= written
+        if not numbers or not isinstance(clients, list) or not all(isinstance(name, str) for name in clients):
+            raise UserError(f"{self.path} cannot be resumed: {self._manifest} is damaged")
+        return round, [plain_name(client) for client in clients], length
+
+    def keep_message(self, round: int, client: str, blob: bytes) -> None:
+        """Keep an upload as it was sent."""
+        folder = self._messages / f"round-{round + 1}"
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / f"{plain_name(client)}.safetensors", blob)
+
+    def kept_messages(self, client: str) -> Iterator[bytes]:
+        """What a client sent, the newest first; nothing where the run kept no messages."""
+        rounds = sorted(self._messages.glob("round-*"), key=lambda path: (len(path.name), path.name), reverse=True)
+        for folder in rounds:
+            path = folder / f"{plain_name(client)}.safetensors"
+            if path.is_file():
+                yield path.read_bytes()
 
     def _server(self, round: int) -> Path:
         return self._checkpoint / f"server-{round}.safetensors"
@@ -139,3 +165,14 @@ class RunFolder:
         for path in self._checkpoint.iterdir():
             if path not in keep:
                 path.unlink()
+
+
+def _json_object(content: bytes, where: Path | str) -> dict[str, Any]:
+    """A JSON object of a run folder; anything else is damage."""
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError):
+        raise UserError(f"{where} is damaged: it is not JSON") from None
+    if not isinstance(found, dict):
+        raise UserError(f"{where} is damaged: it is not a JSON object")
+    return found

@@ -25,7 +25,7 @@ from protofed.models.groups import (
 from protofed.models.layout import LAYOUTS, choose_layout, laid_out
 from protofed.models.projection import to_common_length, with_projection
 from protofed.models.split import ImageShape, Split
-from protofed.models.weights import Mismatch, WeightsReport, load_weights
+from protofed.models.weights import Mismatch, WeightsReport, load_weights, read_weights
 
 __all__ = [
     "LAYOUTS",
@@ -52,6 +52,7 @@ __all__ = [
     "nothing",
     "of_type",
     "part",
+    "read_weights",
     "register_model",
     "require_side",
     "resnet",

@@ -1,5 +1,6 @@
 """Weight files into models, with an exact account of what fitted."""
 
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from protofed.errors import UserError
+from protofed.limits import refuse_giants
 from protofed.models.groups import tensors
 from protofed.models.split import Split
 
@@ -59,7 +61,7 @@ def load_weights(model: Split, path: str | Path) -> WeightsReport:
     """
     path = Path(path)
     own = tensors(model)
-    found = _own_names(_read(path), own, path)
+    found = _own_names(read_weights(path), own, path)
     fitting = {name: value for name, value in found.items() if name in own and value.shape == own[name].shape}
     if not fitting:
         raise UserError(
@@ -86,8 +88,8 @@ def load_weights(model: Split, path: str | Path) -> WeightsReport:
     )
 
 
-def _read(path: Path) -> dict[str, Tensor]:
-    """The floating-point tensors of a file, under the names they have there."""
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The floating-point tensors of a .safetensors, .pth or .pt file, under the names they have there."""
     if path.suffix not in (".safetensors", ".pth", ".pt"):
         raise UserError(f"weights {path} are of an unknown kind; give a .safetensors, .pth or .pt file")
     if not path.is_file():
@@ -96,7 +98,10 @@ def _read(path: Path) -> dict[str, Tensor]:
         if path.suffix == ".safetensors":
             content: object = load_file(path)
         else:
+            _weigh(path)
             content = torch.load(path, map_location="cpu", weights_only=True)
+    except UserError:
+        raise
     except Exception as error:  # a damaged file makes the readers fail in many ways, none of them ours to tell apart
         raise UserError(
             f"cannot read weights {path}: it is damaged or holds more than tensors (code is never run); "
@@ -109,6 +114,13 @@ def _read(path: Path) -> dict[str, Tensor]:
     if not found:
         raise UserError(f"weights {path} hold no named tensors; give a file of a model's state_dict")
     return found
+
+
+def _weigh(path: Path) -> None:
+    """Refuse an archive that would unpack to more than memory holds."""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            refuse_giants(path, (sum(entry.file_size for entry in archive.infolist()),), what="tensors")
 
 
 def _is_plain(value: object) -> bool:

@@ -37,7 +37,8 @@ _TYPES: dict[torch.dtype, str] = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-_LARGEST_HEADER = 16 * 2**20
+# What a name, a type, a shape and two offsets take in a header at most, and its frame.
+_ENTRY, _FRAME = 256, 4096
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,8 @@ def decode(blob: bytes, like: R, sender: str, bits: int | None = None) -> R:
 
     `bits` says how many the sender's quantiser left of a number.
     """
-    tensors = _parse(blob, sender)
+    # A quantised tensor is written as two.
+    tensors = _parse(blob, _longest_header(like) * (1 if bits is None else 2), sender)
     if bits is not None:
         tensors = _unpacked(tensors, bits, sender)
     record = _rebuild(like, tensors, "", sender)
@@ -136,13 +138,30 @@ def _type_name(dtype: "np.dtype[Any]") -> str:
     return dtype.name
 
 
-def _parse(blob: bytes, sender: str) -> dict[str, Tensor]:
+def _longest_header(like: Record) -> int:
+    """How long the header of such a record may be; a longer one is not even parsed, as it would cost memory."""
+    # A character of a name takes up to six in JSON.
+    return _FRAME + sum(_ENTRY + 6 * len(name) for name, _, _ in _leaves(like))
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; two readers might choose differently between two values of one name."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name occurs twice")
+    return found
+
+
+def _parse(blob: bytes, longest_header: int, sender: str) -> dict[str, Tensor]:
     """The tensors in `blob`, after its header, its layout and its checksum have been verified."""
     try:
         (length,) = struct.unpack_from("<Q", blob)
-        if length > min(len(blob) - 8, _LARGEST_HEADER):
+        if length > len(blob) - 8:
             raise ValueError("the header is longer than the message")
-        promised = json.loads(blob[8 : 8 + length])["__metadata__"]["check"]
+        if length > longest_header:
+            raise ValueError(f"the header takes {length} bytes, at most {longest_header} are expected")
+        header = json.loads(blob[8 : 8 + length], object_pairs_hook=_each_once)
+        promised = header["__metadata__"]["check"]
         tensors = load(blob)
     except (struct.error, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
         raise BadMessage(f"{sender}: the message cannot be read ({error})") from None

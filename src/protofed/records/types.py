@@ -154,6 +154,12 @@ class Mean(Record, Generic[T]):
         """The weight as a tensor: a number would count as known to both sides and stay at home."""
         return {"value": self.value, "weight": torch.as_tensor(self.weight, dtype=torch.float64)}
 
+    def from_wire(self, parts: dict[str, Any]) -> "Mean[T]":
+        """A negative weight would let one client subtract the others."""
+        if bool((parts["weight"] < 0).any()):
+            raise ValueError("weight: it is negative")
+        return Mean(parts["value"], parts["weight"])
+
 
 class Each(Record, Generic[T]):
     """An upload field the server receives client by client, as {client: value}."""

@@ -53,7 +53,7 @@ def _part(folder: Path, part: str, most: int) -> dict[str, Images]:
             users = json.loads(path.read_bytes())["user_data"]
             for writer, samples in users.items():
                 found[writer] = images(_pixels(samples["x"]), samples["y"], f"{path}, writer {writer}")
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as problem:
             raise damaged(path, problem) from None
     if not found:
         raise UserError(f"{folder / part} holds no json files with writers; run LEAF's preprocessing for femnist")

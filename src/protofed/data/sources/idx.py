@@ -13,6 +13,7 @@ from protofed.data.images import Images, RawData
 from protofed.data.sources.arrays import damaged, domain, images
 from protofed.data.sources.source import Size
 from protofed.errors import UserError
+from protofed.limits import refuse_giants
 
 DIGITS = tuple("0123456789")
 _UNSIGNED_BYTES = 8
@@ -49,13 +50,14 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
     if found is None:
         raise UserError(f"{path} is not there, nor {path.name}.gz; complete the original files")
     try:
-        content = gzip.decompress(found.read_bytes()) if found.suffix == ".gz" else found.read_bytes()
-        zeros, kind, dimensions = struct.unpack_from(">HBB", content)
-        shape = struct.unpack_from(f">{dimensions}I", content, 4)
-        if zeros or kind != _UNSIGNED_BYTES:
-            raise ValueError("not an idx file of bytes")
-        values = np.frombuffer(content, dtype=np.uint8, offset=4 + 4 * dimensions)
-        return values.reshape(shape)
+        with gzip.open(found) if found.suffix == ".gz" else found.open("rb") as file:
+            zeros, kind, dimensions = struct.unpack(">HBB", file.read(4))
+            if zeros or kind != _UNSIGNED_BYTES:
+                raise ValueError("not an idx file of bytes")
+            shape = struct.unpack(f">{dimensions}I", file.read(4 * dimensions))
+            # What is packed may be far larger than the file: no more is unpacked than the header promises.
+            content = file.read(refuse_giants(found, shape) + 1)
+        return np.frombuffer(content, dtype=np.uint8).reshape(shape)
     except (OSError, EOFError, ValueError, struct.error, zlib.error) as problem:
         raise damaged(found, problem) from None
 

@@ -1,6 +1,5 @@
 """MedMNIST: one npz file per set, in one or several sizes."""
 
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from protofed.data.images import RawData
+from protofed.data.npz import BROKEN, read_arrays
 from protofed.data.sources.arrays import damaged, domain, images
 from protofed.data.sources.source import Size
 
@@ -117,14 +117,11 @@ def med_reader(med: MedSet) -> Callable[[Path, Size], RawData]:
         """Validation images are trained on: a run takes its own validation images out of the training images."""
         path = _fitting(folder, med.stem, size)
         try:
-            # numpy would take a file that is no archive for pickled objects.
-            if not zipfile.is_zipfile(path):
-                raise zipfile.BadZipFile("not an npz file")
-            with np.load(path, allow_pickle=False) as archive:
-                x = np.concatenate([archive["train_images"], archive["val_images"]])
-                y = np.concatenate([archive["train_labels"].reshape(-1), archive["val_labels"].reshape(-1)])
-                test = images(archive["test_images"], archive["test_labels"], f"{path}, test")
-        except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as problem:
+            archive = read_arrays(path)
+            x = np.concatenate([archive["train_images"], archive["val_images"]])
+            y = np.concatenate([archive["train_labels"].reshape(-1), archive["val_labels"].reshape(-1)])
+            test = images(archive["test_images"], archive["test_labels"], f"{path}, test")
+        except BROKEN as problem:
             raise damaged(path, problem) from None
         return RawData(med.classes, {med.stem: domain(med.stem, images(x, y, str(path)), test, len(med.classes))})
 

@@ -12,8 +12,11 @@ from protofed.data.sources.arrays import damaged, domain, from_unit, images
 from protofed.data.sources.idx import DIGITS
 from protofed.data.sources.source import Size
 from protofed.errors import UserError
+from protofed.limits import refuse_giants
 
 _SIDE = 16
+# The longest line has 256 pixels; packed text may unfold to any length.
+_LONGEST_LINE, _MOST_LINES = 16_384, 1_000_000
 
 
 def read_usps(folder: Path, _: Size) -> RawData:
@@ -31,7 +34,9 @@ def _libsvm(path: Path) -> Images:
     rows: list[np.ndarray] = []
     try:
         with bz2.open(path, "rt", encoding="ascii") as lines:
-            for line in lines:
+            while line := lines.readline(_LONGEST_LINE):
+                if len(rows) == _MOST_LINES or not line.endswith("\n"):
+                    raise ValueError("it has lines or a number of lines that USPS has not")
                 label, *pairs = line.split()
                 row = np.zeros(_SIDE * _SIDE, dtype=np.float32)
                 for pair in pairs:
@@ -57,8 +62,10 @@ def _h5(path: Path) -> tuple[Images, Images]:
     try:
         with h5py.File(path, "r") as file:
             for part in ("train", "test"):
+                refuse_giants(path, tuple(file[part]["data"].shape), 4)
+                refuse_giants(path, tuple(file[part]["target"].shape), 8)
                 pixels = np.asarray(file[part]["data"], dtype=np.float32).reshape(-1, _SIDE, _SIDE)
                 parts.append(images(from_unit(pixels), np.asarray(file[part]["target"]), f"{path}, {part}"))
-    except (OSError, KeyError, ValueError) as problem:
+    except (OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError) as problem:
         raise damaged(path, problem) from None
     return parts[0], parts[1]

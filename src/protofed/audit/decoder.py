@@ -1,0 +1,93 @@
+"""The attacker's network: from what was sent back to the image, trained on pairs the attacker has.
+
+Zhou et al., FedMP, 2025, attack with transposed convolutions and the squared error of pixels; their number is not said.
+"""
+
+from dataclasses import dataclass
+from math import log2
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from protofed.models import ImageShape
+from protofed.seeding import generator, stable_seed
+
+_SMALLEST_SIDE = 7
+_NARROWEST, _WIDEST = 32, 512
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How hard the attacker tries."""
+
+    steps: int = 800
+    batch: int = 32
+    lr: float = 2e-3
+
+
+class Decoder(nn.Module):
+    """Features of one shape to pixels in [0, 1]; a vector is first unfolded to a small map.
+
+    Every block doubles the side and halves the channels, until the image's size is reached.
+    """
+
+    def __init__(self, features: Tensor, image_shape: ImageShape) -> None:
+        super().__init__()
+        channels, height, width = image_shape
+        self.size = (height, width)
+        across = (0,) if features.ndim == 2 else (0, *range(2, features.ndim))
+        mean, std = features.mean(across, keepdim=True), features.std(across, keepdim=True)
+        self.mean, self.scale = mean, std.clamp(min=1e-6)
+        if features.ndim == 2:
+            doublings = max(1, int(log2(max(2, min(self.size) / _SMALLEST_SIDE))))
+            start = tuple(-(-side // 2**doublings) for side in self.size)
+            wide = _wide(doublings)
+            self.entry: nn.Module = nn.Sequential(
+                nn.Linear(features.shape[1], wide * start[0] * start[1]), nn.Unflatten(1, (wide, *start))
+            )
+        else:
+            doublings = max(0, round(log2(min(self.size) / min(features.shape[2:]))))
+            wide = _wide(doublings)
+            self.entry = nn.Conv2d(features.shape[1], wide, 3, padding=1)
+        blocks: list[nn.Module] = [nn.BatchNorm2d(wide), nn.ReLU()]
+        for _ in range(doublings):
+            narrow = max(wide // 2, _NARROWEST)
+            blocks += [nn.ConvTranspose2d(wide, narrow, 4, stride=2, padding=1), nn.BatchNorm2d(narrow), nn.ReLU()]
+            wide = narrow
+        self.blocks = nn.Sequential(*blocks, nn.Conv2d(wide, channels, 3, padding=1))
+
+    def forward(self, h: Tensor) -> Tensor:
+        """Images of the size that was asked for."""
+        pixels = self.blocks(self.entry((h - self.mean) / self.scale))
+        if pixels.shape[2:] != self.size:
+            pixels = F.interpolate(pixels, self.size, mode="bilinear")
+        return torch.sigmoid(pixels)
+
+
+def train_decoder(features: Tensor, images: Tensor, effort: Effort, seed: int, *keys: object) -> Decoder:
+    """A decoder for pairs of features [n, ...] and images [n, C, H, W] in [0, 1]; `keys` say whose and of what."""
+    channels, height, width = images.shape[1:]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(stable_seed(seed, "audit decoder", *keys))
+        decoder = Decoder(features, (channels, height, width))
+    optimizer = torch.optim.Adam(decoder.parameters(), effort.lr)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, effort.steps)
+    chance = generator(seed, "audit batches", *keys)
+    for _ in range(effort.steps):
+        pick = torch.randint(len(images), (min(effort.batch, 2 * len(images)),), generator=chance)
+        optimizer.zero_grad()
+        F.mse_loss(decoder(features[pick]), images[pick]).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        schedule.step()
+    return decoder.eval()
+
+
+@torch.no_grad()
+def rebuilt(decoder: Decoder, features: Tensor, batch: int = 256) -> Tensor:
+    """The images an attacker makes of features."""
+    return torch.cat([decoder(part) for part in torch.split(features, batch)])
+
+
+def _wide(doublings: int) -> int:
+    return int(min(_WIDEST, _NARROWEST * 2**doublings))

@@ -1,0 +1,155 @@
+"""Rebuilding images from what a client sent, by a decoder that has seen the attacker's half of its images."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from protofed.audit.decoder import Decoder, Effort, rebuilt, train_decoder
+from protofed.audit.extractor import Extractor
+from protofed.audit.membership import distances
+from protofed.audit.metrics import psnr, rms_distance, ssim, ssim_of_whole
+from protofed.audit.victim import SentRows, Victim
+
+RISK = 0.1
+"""Root mean square distance below which an image counts as given away (Carlini et al., 2023)."""
+_SSIM_WINDOW = 11
+
+Figures = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Rebuilt:
+    """Originals with what an attacker made of them, and the figures."""
+
+    originals: Tensor
+    images: Tensor
+    figures: Figures
+
+
+@dataclass(frozen=True)
+class Breach:
+    """The decoder of one client and stage, and what the attack knows beside it."""
+
+    victim: Victim
+    stage: str
+    features: Tensor
+    decoder: Decoder
+    class_means: Tensor
+    """The mean image of each class in the attacker's half, [C, ...]: what knowing the label alone gives."""
+    sent: SentRows | None
+    originals: Tensor | None
+    """Positions of the images behind the embeddings that were sent."""
+
+
+def breach(victim: Victim, stage: str, sent: SentRows | None, effort: Effort) -> Breach:
+    """Train the decoder on the attacker's half: what the model makes of its images, and what was sent of them."""
+    pixels, features = victim.pixels, victim.features(victim.members, stage)
+    known, shown = features[victim.attacker], pixels[victim.attacker]
+    originals = None
+    if sent is not None:
+        sent = SentRows(sent.kind, sent.field, sent.rows.reshape(len(sent.rows), *features.shape[1:]), sent.labels)
+        originals = victim.originals_of(sent, features)
+        own = torch.isin(originals, victim.attacker)
+        known, shown = torch.cat([known, sent.rows[own]]), torch.cat([shown, pixels[originals[own]]])
+    decoder = train_decoder(known, shown, effort, victim.setting.seed, victim.client, stage)
+    return Breach(victim, stage, features, decoder, _class_means(victim, pixels), sent, originals)
+
+
+def rebuild_computed(found: Breach, extractor: Extractor) -> Rebuilt:
+    """From the features that the model gives the unseen images."""
+    unseen = found.victim.unseen
+    return _scored(found, found.features[unseen], unseen, extractor)
+
+
+def rebuild_sent(found: Breach, extractor: Extractor) -> Rebuilt | None:
+    """From the embeddings that travelled, of unseen images; None where there are none."""
+    if found.sent is None or found.originals is None:
+        return None
+    chosen = torch.isin(found.originals, found.victim.unseen).nonzero()[:, 0]
+    if not len(chosen):
+        return None
+    return _scored(found, found.sent.rows[chosen], found.originals[chosen], extractor)
+
+
+def rebuild_prototypes(found: Breach, sent: SentRows) -> Rebuilt:
+    """From prototypes: no image is theirs, so each is held against the nearest training image of its class."""
+    victim, pixels = found.victim, found.victim.pixels
+    images = rebuilt(found.decoder, sent.rows.reshape(len(sent.rows), *found.features.shape[1:]))
+    guesses = found.class_means[sent.labels]
+    nearest, near = _nearest(images, sent.labels, victim)
+    _, near_guess = _nearest(guesses, sent.labels, victim)
+    behind = sent.counts if sent.counts is not None else None
+    figures = {
+        "prototypes": len(images),
+        "rms_to_nearest": float(near.mean()),
+        "rms_to_nearest_min": float(near.min()),
+        "rms_of_class_mean_to_nearest": float(near_guess.mean()),
+        "below_risk_line": float((near < RISK).float().mean()),
+        "class_mean_below_risk_line": float((near_guess < RISK).float().mean()),
+        "fewest_samples_behind_one": None if behind is None else float(behind.min()),
+    }
+    return Rebuilt(pixels[nearest], images, figures)
+
+
+def mean_figures(clients: Mapping[str, Figures]) -> Figures:
+    """Each figure averaged over clients, as FedMP's table does; counts are added up."""
+    keys = list(next(iter(clients.values())))
+    return {key: _combined(key, [figures[key] for figures in clients.values()]) for key in keys}
+
+
+def similarity(x: Tensor, y: Tensor) -> Tensor:
+    """SSIM, with the whole image as one window where it is smaller than a window."""
+    return ssim(x, y) if min(x.shape[2:]) >= _SSIM_WINDOW else ssim_of_whole(x, y)
+
+
+def _scored(found: Breach, features: Tensor, positions: Tensor, extractor: Extractor) -> Rebuilt:
+    originals = found.victim.pixels[positions]
+    images = rebuilt(found.decoder, features)
+    guesses = found.class_means[found.victim.members.y[positions]]
+    rms, guess = rms_distance(images, originals), rms_distance(guesses, originals)
+    alike = similarity(images, originals)
+    figures = {
+        "images": len(images),
+        "fid": extractor.distance(images, originals),
+        "ssim_max": float(alike.max()),
+        "ssim": float(alike.mean()),
+        "rms_min": float(rms.min()),
+        "rms": float(rms.mean()),
+        # Equal images have no finite ratio; float32 pixels cannot tell more than this anyway.
+        "psnr": float(psnr(images, originals).clamp(max=99.0).mean()),
+        "below_risk_line": float((rms < RISK).float().mean()),
+        "class_mean_rms": float(guess.mean()),
+        "class_mean_ssim": float(similarity(guesses, originals).mean()),
+        "class_mean_below_risk_line": float((guess < RISK).float().mean()),
+    }
+    return Rebuilt(originals, images, figures)
+
+
+def _class_means(victim: Victim, pixels: Tensor) -> Tensor:
+    """Where the attacker has no image of a class, the mean of all its images."""
+    images, labels = pixels[victim.attacker], victim.members.y[victim.attacker]
+    means = images.mean(0).repeat(victim.net.classes, 1, 1, 1)
+    for label in set(labels.tolist()):
+        means[label] = images[labels == label].mean(0)
+    return means
+
+
+def _nearest(images: Tensor, labels: Tensor, victim: Victim) -> tuple[Tensor, Tensor]:
+    """The nearest training image of the same class, and its root mean square distance."""
+    distance = distances(images, victim.pixels) / images[0].numel() ** 0.5
+    distance[labels[:, None] != victim.members.y[None, :]] = float("inf")
+    near = distance.min(1)
+    return near.indices, near.values
+
+
+def _combined(key: str, values: Sequence[float | None]) -> float | None:
+    there = [value for value in values if value is not None]
+    if not there:
+        return None
+    if key in ("images", "prototypes"):
+        return sum(there)
+    return min(there) if key == "fewest_samples_behind_one" else mean(there)

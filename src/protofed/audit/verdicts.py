@@ -1,0 +1,58 @@
+"""What the figures of an audit mean, in words; one sentence for each kind of message."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from protofed.audit.membership import Auc
+from protofed.audit.reconstruction import RISK
+
+_BETTER = 0.95
+"""A rebuilt image must be this much nearer than the class mean to count as more than the label."""
+
+
+def of_features(stage: str, figures: Mapping[str, Any], travelled: bool) -> str:
+    """Embeddings of single samples."""
+    what = f"features of stage {stage}" + ("" if travelled else " (which did not travel in this run)")
+    line = f"within {RISK:g} RMS of the original"
+    share, guess = figures["below_risk_line"], figures["class_mean_below_risk_line"]
+    distance = f"RMS {figures['rms']:.3f} on average against {figures['class_mean_rms']:.3f} of a class mean"
+    if share > guess and figures["rms"] < _BETTER * figures["class_mean_rms"]:
+        return f"At risk: from {what} {share:.0%} of unseen images were rebuilt {line} ({distance})."
+    if figures["rms"] < _BETTER * figures["class_mean_rms"]:
+        return (
+            f"Some leakage: images rebuilt from {what} are nearer to the originals than their class alone tells, but "
+            f"no more of them ({share:.0%}) come {line} than by guessing the class mean ({distance})."
+        )
+    return f"Nothing found: images rebuilt from {what} are no nearer to the originals than class means ({distance})."
+
+
+def of_prototypes(field: str, figures: Mapping[str, Any]) -> str:
+    """Class means and cluster centres."""
+    near, guess = figures["rms_to_nearest"], figures["rms_of_class_mean_to_nearest"]
+    distance = f"RMS {near:.3f} to the nearest training image, {guess:.3f} by guessing the class mean"
+    fewest = figures["fewest_samples_behind_one"]
+    single = "" if fewest is None or fewest > 1 else " One of them stands for a single sample and is its embedding."
+    if near < _BETTER * guess and figures["below_risk_line"] > figures["class_mean_below_risk_line"]:
+        return f"At risk: the prototypes {field}, rebuilt, come close to single training images ({distance}).{single}"
+    if near < _BETTER * guess:
+        return f"Some leakage: the prototypes {field} show more than the class mean does ({distance}).{single}"
+    return f"Nothing found: the prototypes {field} show no image better than the class mean does ({distance}).{single}"
+
+
+def of_membership(what: str, found: Auc) -> str:
+    """Whether an attacker knows who took part."""
+    figure = f"AUC {found.auc:.3f}, 95 % interval {found.low:.3f} to {found.high:.3f}"
+    if found.low <= 0.5:
+        return f"Membership by {what}: no better than chance ({figure})."
+    word = "slightly" if found.auc < 0.6 else "clearly" if found.auc < 0.75 else "strongly"
+    return f"Membership by {what}: an attacker {word} tells images that took part from others ({figure})."
+
+
+def of_weights(sent: bool) -> str:
+    """What is said of weights, on which no reconstruction is tried."""
+    if not sent:
+        return "Weights: none were sent."
+    return (
+        "Weights: sent. They were attacked for membership only; inverting updates into images was not tried, so this "
+        "audit says nothing about it."
+    )

@@ -1,0 +1,178 @@
+"""One client as its attacker finds it: what it sent, the model that tells, and the images behind."""
+
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import dataclass, fields
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from protofed.audit.membership import distances
+from protofed.clients import ClientState, Setting, Templates
+from protofed.data import Images
+from protofed.data.splits import stratified_split
+from protofed.errors import BadMessage, UserError
+from protofed.federation import RunFolder
+from protofed.method import Method
+from protofed.models.net import Net
+from protofed.records import ClassTable, Features, PrototypeSet, Record, Weights, decode
+from protofed.seeding import numpy_generator
+
+SENT_MODEL = "the model as it was sent"
+GRANTED_MODEL = "the client's own model, which the attacker is granted"
+
+
+@dataclass(frozen=True)
+class SentRows:
+    """Rows with labels inside a message: embeddings of samples, or prototypes."""
+
+    kind: str
+    field: str
+    rows: Tensor
+    labels: Tensor
+    counts: Tensor | None = None
+    """How many samples stand behind each row, where the message says so."""
+
+
+@dataclass(frozen=True)
+class Victim:
+    """A client under attack. Pixels are floats in [0, 1]; the attacker has one half of the images."""
+
+    client: str
+    net: Net
+    model_source: str
+    setting: Setting
+    members: Images
+    outsiders: Images
+    attacker: Tensor
+    unseen: Tensor
+    upload: Record | None
+    """None where the run kept no messages."""
+    sends_weights: bool
+    """Whether the method's uploads hold weights or changes of weights."""
+
+    @property
+    def pixels(self) -> Tensor:
+        """The client's training images."""
+        return self.members.x.float() / 255
+
+    def features(self, images: Images, cut: str | None) -> Tensor:
+        """What the model makes of images at a stage."""
+        return self._run(images, lambda x: self.net.features(x, cut))
+
+    def confidence(self, images: Images) -> Tensor:
+        """Log probability of each image's own class, [n]."""
+        scores = self._run(images, self.net)
+        return scores.log_softmax(1).gather(1, images.y[:, None])[:, 0]
+
+    def sent_rows(self) -> list[SentRows]:
+        """Every set of rows in the upload."""
+        return [] if self.upload is None else [rows for rows in _rows_in(self.upload) if len(rows.labels)]
+
+    def stage_of(self, rows: SentRows, preferred: str | None) -> str | None:
+        """The stage whose features look like these rows: the one preferred, else the first that fits; None: none."""
+        model, shape = self.net.model, self.setting.dataset.image_shape
+        for stage in dict.fromkeys([preferred or model.cut, model.cut, *model.stage_names]):
+            found = model.feature_shape(shape, stage)
+            if found == rows.rows.shape[1:] or (rows.rows.ndim == 2 and prod(found) == rows.rows.shape[1]):
+                return stage
+        return None
+
+    def originals_of(self, rows: SentRows, features: Tensor) -> Tensor:
+        """For each embedding the position of the image it was made from: the nearest of its class."""
+        distance = distances(rows.rows, features)
+        distance[rows.labels[:, None] != self.members.y[None, :]] = float("inf")
+        return distance.argmin(1)
+
+    @torch.no_grad()
+    def _run(self, images: Images, compute: Any, batch: int = 256) -> Tensor:
+        with self.net.eval():
+            parts = [
+                compute(self.setting.dataset.normalise(x, self.setting.dtype)).float()
+                for x in torch.split(images.x, batch)
+            ]
+        return torch.cat(parts)
+
+
+def make_victim(setting: Setting, templates: Templates, folder: RunFolder, client: str) -> Victim:
+    """The client at the end of its last round."""
+    architecture = setting.architecture_of(client)
+    fresh = templates.clients[architecture]
+    state = _state(folder, client, setting.plan.rounds, fresh)
+    net = Net(deepcopy(setting.models[architecture]))
+    net.load(state.model)
+    upload = _last_upload(folder, templates, client)
+    source = GRANTED_MODEL
+    # A method that says itself how to read a model out of an upload sends changes or parts of one.
+    plain = type(setting.method).client_weights is Method.client_weights
+    if plain and hasattr(upload, "weights"):
+        net.load(upload.weights.value)
+        source = SENT_MODEL
+    members = setting.train_images(client)
+    if len(members) < 4:
+        raise UserError(f"{client} has {len(members)} training images; an attack on it needs at least 4")
+    keep, aside = stratified_split(members.y.numpy(), 0.5, numpy_generator(setting.seed, "audit halves", client))
+    return Victim(
+        client=client,
+        net=net,
+        model_source=source,
+        setting=setting,
+        members=members,
+        outsiders=_outsiders(setting, client),
+        attacker=torch.from_numpy(keep),
+        unseen=torch.from_numpy(aside),
+        upload=upload,
+        sends_weights=_holds_weights(templates.upload),
+    )
+
+
+def _state(folder: RunFolder, client: str, round: int, fresh: ClientState) -> ClientState:
+    try:
+        state = folder.store.read(client, round, fresh)
+    except BadMessage as problem:
+        raise UserError(f"{folder.path} cannot be audited: {problem}") from None
+    if state is None:
+        raise UserError(f"{client} never took part in {folder.path}; name another with --clients")
+    return state
+
+
+def _last_upload(folder: RunFolder, templates: Templates, client: str) -> Any:
+    """The newest message that can be read; a refused one never entered the model."""
+    for blob in folder.kept_messages(client):
+        try:
+            return decode(blob, templates.upload, client)
+        except BadMessage:
+            continue
+    return None
+
+
+def _outsiders(setting: Setting, client: str) -> Images:
+    """Images of the same source that the client did not train on: its hold-out, or its domain's test set."""
+    kept = setting.partition.holdout[client]
+    return setting.pool.take(kept) if len(kept) else setting.dataset.domains[setting.partition.domain[client]].test
+
+
+def _rows_in(value: Any, path: str = "") -> Iterator[SentRows]:
+    if isinstance(value, ClassTable):
+        held = value.held
+        yield SentRows("prototypes", path, value.rows[held].float(), held.nonzero()[:, 0], value.count[held])
+    elif isinstance(value, Features | PrototypeSet):
+        kind = "features" if isinstance(value, Features) else "prototypes"
+        yield SentRows(kind, path, value.rows.float(), value.labels)
+    else:
+        for name, item in _parts(value):
+            yield from _rows_in(item, path if name == "value" else f"{path}/{name}".strip("/"))
+
+
+def _holds_weights(value: Any) -> bool:
+    return isinstance(value, Weights) or any(_holds_weights(item) for _, item in _parts(value))
+
+
+def _parts(value: Any) -> list[tuple[str, Any]]:
+    if isinstance(value, dict):
+        return list(value.items())
+    if isinstance(value, Record):
+        return [(entry.name, getattr(value, entry.name)) for entry in fields(value)]  # type: ignore[arg-type]
+    return []

@@ -1,0 +1,51 @@
+"""`protofed audit`: what an attacker could rebuild from what a run sent."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from protofed.audit import Effort
+from protofed.cli.output import console, show_table
+from protofed.experiments.audit import audit, audit_tables
+
+
+def audit_command(
+    run: Annotated[Path, typer.Argument(help="the folder of a complete run, made with --keep-messages")],
+    clients: Annotated[
+        str | None, typer.Option("--clients", help="attack these (default: the first of every domain, at most 4)")
+    ] = None,
+    stages: Annotated[
+        str | None, typer.Option("--stages", help="also attack the features of these stages: layer1,pool or all")
+    ] = None,
+    steps: Annotated[int, typer.Option("--steps", help="training steps of the attacker's decoder")] = Effort.steps,
+    inception: Annotated[
+        Path | None, typer.Option("--inception", help="weights of Inception-v3, for a FID; without: FID-like")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="where the findings go (default: RUN/audit)")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="say nothing but warnings")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print audit.json, and nothing else")] = False,
+) -> None:
+    """Attack what the clients of a run sent: rebuild images, and tell who took part.
+
+    Example: protofed audit my-run --stages all
+    """
+    silent = quiet or as_json
+    found = audit(
+        run,
+        clients=clients,
+        stages=stages,
+        steps=steps,
+        inception=inception,
+        out=out,
+        tell=(lambda _: None) if silent else (lambda text: console().print(text)),
+    )
+    if as_json:
+        print(json.dumps(found))
+    elif not quiet:
+        for table in audit_tables(found):
+            show_table(*table)
+        for verdict in found["verdicts"]:
+            console().print(f"- {verdict}")
+        console().print(f"written to {run / 'audit' if out is None else out}")
