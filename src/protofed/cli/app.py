@@ -15,9 +15,11 @@ from protofed.cli.data import data_command
 from protofed.cli.methods import methods_command
 from protofed.cli.models import models_command
 from protofed.cli.pretrain import pretrain_command
+from protofed.cli.report import report_command
 from protofed.cli.reproduce import reproduce_command
 from protofed.cli.run import run_command
 from protofed.cli.sweep import sweep_command
+from protofed.cli.watch import watch_command
 from protofed.errors import UserError
 
 app = typer.Typer(
@@ -32,6 +34,8 @@ app.command("compare")(compare_command)
 app.command("sweep")(sweep_command)
 app.command("reproduce")(reproduce_command)
 app.command("pretrain")(pretrain_command)
+app.command("report")(report_command)
+app.command("watch")(watch_command)
 app.command("methods")(methods_command)
 app.command("data")(data_command)
 app.command("models")(models_command)

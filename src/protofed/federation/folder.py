@@ -13,9 +13,10 @@ from typing import IO, Any
 
 from protofed.clients import ClientStore, write_atomically
 from protofed.errors import InUse, UserError
+from protofed.federation.worker import LOCK, Worker
 from protofed.records import Record, decode, encode
 
-_BEFORE_IT_BEGINS = {".lock", "clients", "checkpoint"}
+_BEFORE_IT_BEGINS = {LOCK, "clients", "checkpoint"}
 """All that a run leaves behind that was killed before it had written what it is."""
 
 _held_locks: set[IO[str]] = set()
@@ -62,12 +63,15 @@ class RunFolder:
 
     def lock(self) -> None:
         """Refuse a second process on the same folder."""
-        handle = (self.path / ".lock").open("w")
+        # Not emptied before it is ours: it names the process that holds it.
+        handle = (self.path / LOCK).open("a")
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             handle.close()
             raise InUse(f"another process is working in {self.path}; wait for it or give another --out") from None
+        handle.truncate(0)
+        Worker.here().sign(handle)
         self._lock = handle
         _held_locks.add(handle)
 
@@ -75,6 +79,7 @@ class RunFolder:
         """Let other processes in."""
         if self._lock is not None:
             _held_locks.discard(self._lock)
+            self._lock.truncate(0)
             self._lock.close()
             self._lock = None
 
@@ -100,10 +105,10 @@ class RunFolder:
         return content
 
     def rounds(self) -> list[dict[str, Any]]:
-        """The committed lines of rounds.jsonl."""
+        """The lines of rounds.jsonl; one that is being written now is not there yet."""
         if not self._rounds.exists():
             return []
-        return [json.loads(line) for line in self._rounds.read_text().splitlines()]
+        return [json.loads(line) for line in self._rounds.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
     def commit_round(self, round: int, line: dict[str, Any], server: Record, clients: list[str]) -> None:
         """Make a finished round permanent."""
