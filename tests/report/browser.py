@@ -1,4 +1,4 @@
-"""Chromium without a window, driven over a pipe in the DevTools protocol: nothing to install beside the browser itself."""
+"""Chromium without a window, driven over a pipe in the DevTools protocol: nothing to install but the browser."""
 
 import base64
 import itertools
@@ -28,7 +28,8 @@ class Browser:
         ours_in, theirs_out = os.pipe()
         flags = [
             "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
-            "--disable-background-networking", "--hide-scrollbars", f"--user-data-dir={home}", "--remote-debugging-pipe",
+            "--disable-background-networking", "--hide-scrollbars", "--remote-debugging-pipe",
+            f"--user-data-dir={home}",
         ]  # fmt: skip
         # The browser reads commands from its file 3 and answers on its file 4.
         redirect = f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}'

@@ -136,6 +136,11 @@ class RunFolder:
         self._remove_other_servers(round)
         return round, server
 
+    def last_server(self, like: Record) -> tuple[int, Record]:
+        """The last committed round and the server's state after it; nothing in the folder changes."""
+        round = int(self.read_json("checkpoint/manifest.json")["round"])
+        return round, decode(self._server(round).read_bytes(), like, "checkpoint")
+
     def _server(self, round: int) -> Path:
         return self._checkpoint / f"server-{round}.safetensors"
 

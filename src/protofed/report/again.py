@@ -57,7 +57,7 @@ def flags(options: Mapping[str, Any], without: Sequence[str] = ()) -> list[str]:
     """Options of a run as words of the command line, those at their defaults left out."""
     words: list[str] = []
     for name, field in Options.model_fields.items():
-        value = options.get(name)
+        value: Any = options.get(name)
         if name in without or name not in options or value == field.get_default(call_default_factory=True):
             continue
         flag = f"--{name.replace('_', '-')}"

@@ -39,7 +39,9 @@ def measures(group: Group) -> list[Measure]:
     """What the runs of a group have in common to be followed, the main one first."""
     found: dict[str, Measure] = {}
     for run in group.readings:
-        accuracy = next((record["accuracy"] for record in reversed(run.rounds) if record["accuracy"]), {})
+        accuracy: dict[str, Any] = next(
+            (record["accuracy"] for record in reversed(run.rounds) if record["accuracy"]), {}
+        )
         for view, words in (("global", "global model"), ("personal", "clients' models")):
             parts = accuracy.get(view)
             if parts is None or not any(shown.name == view for shown in group.views or ()):

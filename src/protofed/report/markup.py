@@ -16,7 +16,7 @@ def markup(value: object) -> Html:
 
 
 def tag(element: str, *content: object, **attributes: object) -> Html:
-    """One element. Attributes: `class_` for class, `data_method` for data-method; True stands alone, None is left out."""
+    """One element; `class_` is class, `data_method` data-method, True stands alone, None and False are left out."""
     texts = [
         f" {name.rstrip('_').replace('_', '-')}" + ("" if value is True else f'="{escape(str(value))}"')
         for name, value in attributes.items()

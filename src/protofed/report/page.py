@@ -1,4 +1,4 @@
-"""One self-contained HTML page: text and tables as markup, charts as data for the script beside it. No request leaves it."""
+"""One self-contained HTML page: text and tables as markup, charts as data for the script; it loads nothing."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -7,14 +7,14 @@ from importlib.metadata import version
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-from protofed.experiments.figures import percent, size
+from protofed.experiments.figures import duration, percent, size
 from protofed.report.again import command, resume
 from protofed.report.charts import chart_data
 from protofed.report.curves import measures, series
 from protofed.report.galleries import Gallery, galleries
 from protofed.report.markup import Html, join, tag
 from protofed.report.reading import Findings, Group, Reading, Row, View
-from protofed.report.wording import duration, headline, view_title
+from protofed.report.wording import headline, view_title
 
 _MOST_CLIENTS = 60
 """Rows of the partition that are drawn."""
@@ -342,8 +342,8 @@ def _significance(group: Group, index: int, order: Mapping[str, int]) -> Html:
     if not parts:
         return tag("p", "A test needs two seeds or more: add some with --seeds 0,1,2.")
     note = (
-        "Paired t-tests over the same seeds, corrected after Holm for the number of methods. An interval that crosses zero "
-        "means that these seeds cannot tell the two apart."
+        "Paired t-tests over the same seeds, corrected after Holm for the number of methods. An interval that crosses "
+        "zero means that these seeds cannot tell the two apart."
     )
     return join([*parts, tag("p", note, class_="small")])
 
@@ -520,7 +520,7 @@ def _again(findings: Findings) -> Html:
         parts.append(
             tag(
                 "p",
-                "It was made from Python with variants of its own; every run folder has a run.json that `protofed run --from` takes.",
+                "It was made from Python, with variants of its own; `protofed run --from` takes its run.json files.",
             )
         )
     else:

@@ -1,4 +1,4 @@
-"""What lies in a folder, read into one form: a run is a comparison of one method, a reproduction several comparisons."""
+"""What lies in a folder, in one form: a run is a comparison of one method, a reproduction several comparisons."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -22,17 +22,17 @@ class Reading(Run):
     """A run folder, each file read once; one that is not complete is summed up as far as it has come."""
 
     @cached_property
-    def config(self) -> dict[str, Any]:  # type: ignore[override]
+    def config(self) -> dict[str, Any]:
         """run.json."""
         return super().config
 
     @cached_property
-    def rounds(self) -> list[dict[str, Any]]:  # type: ignore[override]
+    def rounds(self) -> list[dict[str, Any]]:
         """The finished rounds."""
         return super().rounds
 
     @cached_property
-    def summary(self) -> dict[str, Any]:  # type: ignore[override]
+    def summary(self) -> dict[str, Any]:
         """summary.json, or the same figures of the rounds so far."""
         if self.complete:
             return super().summary

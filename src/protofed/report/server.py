@@ -1,4 +1,4 @@
-"""The page of a folder, live: a server for this machine only, which writes the page anew whenever the folder has changed."""
+"""The page of a folder, live: a server for this machine only, which renders anew whenever the folder has changed."""
 
 import secrets
 from collections.abc import Callable

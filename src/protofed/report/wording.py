@@ -1,6 +1,6 @@
 """The result in words."""
 
-from protofed.experiments.figures import percent, size
+from protofed.experiments.figures import duration, percent, size
 from protofed.report.reading import Findings, Group, View
 
 _CHANCE = 0.05
@@ -16,15 +16,6 @@ def headline(findings: Findings) -> list[str]:
             else "Computed from exact message sizes, without training."
         ]
     return sentences
-
-
-def duration(seconds: float) -> str:
-    """Time as people say it."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    if seconds < 600:
-        return "{} min {} s".format(*divmod(round(seconds), 60))
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def view_title(view: View) -> str:
