@@ -34,7 +34,7 @@ class Browser:
         # The browser reads commands from its file 3 and answers on its file 4.
         redirect = f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}'
         self._process = subprocess.Popen(
-            ["sh", "-c", redirect, "sh", PROGRAM, *flags, "about:blank"],
+            ["bash", "-c", redirect, "bash", PROGRAM, *flags, "about:blank"],
             pass_fds=(theirs_in, theirs_out),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

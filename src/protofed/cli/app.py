@@ -4,8 +4,9 @@ import logging
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 import typer
@@ -33,7 +34,7 @@ app = typer.Typer(
     # Click has suggestions of its own.
     suggest_commands=False,
 )
-_COMMANDS = {
+_COMMANDS: dict[str, dict[str, Callable[..., Any]]] = {
     "Train": {
         "run": run_command,
         "compare": compare_command,

@@ -4,9 +4,10 @@ from pathlib import Path
 
 from protofed.cli.output import console
 
+_SHORT = "--samples-per-client 400 --rounds 10 --lr 0.03"
 _BEGIN = {
-    "protofed run i2pfl --samples-per-client 400 --rounds 10 --lr 0.03 --out runs/first": "train on embedded digits, half a minute",
-    "protofed compare fedavg i2pfl --samples-per-client 400 --rounds 10 --lr 0.03 --out runs/pair": "which method is better?",
+    f"protofed run i2pfl {_SHORT} --out runs/first": "train on embedded digits, less than a minute",
+    f"protofed compare fedavg i2pfl {_SHORT} --out runs/pair": "which method is better?",
     "protofed data my-data": "look at your own images: my-data/SITE/train/CLASS and my-data/SITE/test/CLASS",
     "protofed methods": "what there is to choose from",
 }

@@ -56,8 +56,8 @@ def render(findings: Findings, live: Live | None = None) -> str:
     body = join(
         [tag("a", "Skip to the result", href="#main", class_="skip"), _header(findings, sections), main, _footer()]
     )
-    # `</` would end the script element that holds the data.
-    block = Html(json.dumps(data, separators=(",", ":"), allow_nan=False).replace("</", "<\\/"))
+    # Whatever a name holds, it must not end the script element that holds the data.
+    block = Html(json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"))
     scripts = join([tag("script", block, type="application/json", id="data"), tag("script", Html(_asset("page.js")))])
     live_data = {} if live is None else {"data_live": live.token}
     return (
