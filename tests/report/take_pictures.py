@@ -13,11 +13,10 @@ LOOKS = {
     "report-dark": (1100, 1120, True, "#course"),
     "report-phone": (375, 812, False, ""),
 }
-COLOURS = 128
 
 
 def take(page: Path, folder: Path) -> None:
-    """Light, dark and on a telephone; a palette keeps the files small."""
+    """Light, dark and on a telephone."""
     with started() as browser:
         for name, (width, height, dark, section) in LOOKS.items():
             tab = Tab(browser, width, height, dark)
@@ -27,8 +26,7 @@ def take(page: Path, folder: Path) -> None:
                 tab.run(f"document.querySelector('{section}').scrollIntoView()")
             path = folder / f"{name}.png"
             tab.picture(path)
-            picture = Image.open(io.BytesIO(path.read_bytes())).convert("RGB")
-            picture.quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
+            Image.open(io.BytesIO(path.read_bytes())).convert("RGB").save(path, optimize=True)
 
 
 if __name__ == "__main__":
