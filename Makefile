@@ -19,6 +19,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 demo: setup
 	rm -rf $(DEMO)
 	$(BIN)/protofed compare fedavg i2pfl --data digits --samples-per-client 800 --rounds 15 --epochs 3 --out $(DEMO)
+	$(BIN)/protofed report $(DEMO)
 
 lint: setup
 	$(BIN)/ruff check .

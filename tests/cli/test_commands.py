@@ -1,6 +1,7 @@
 """The commands as a user types them: exit codes, one error line, nothing left behind."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 from PIL import Image
 
 from protofed.cli import main
+from protofed.cli.app import app
 
 TINY = ["--model", "mlp", "--samples-per-client", "40", "--rounds", "2", "--engine", "loop"]
 
@@ -179,7 +181,38 @@ def test_lists(protofed):
     assert "width" in protofed("models", "resnet10", check=0).stdout
     assert "digits" in protofed("data", check=0).stdout
     assert "syn_generated" in protofed("data", "digits", check=0).stdout
-    assert "Commands" in protofed(check=0).stdout
+
+
+def test_alone_it_says_what_to_do_next(protofed, tmp_path):
+    said = protofed(check=0).stdout
+    commands = [line.split()[1:] for line in said.splitlines() if line.startswith("  protofed ")]
+    assert [words[0] for words in commands] == ["run", "compare", "data", "methods"]
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    (tmp_path / "runs" / "mine" / "run.json").touch()
+    assert "protofed run --resume --out runs/mine" in protofed(check=0).stdout
+    (tmp_path / "runs" / "mine" / "summary.json").touch()
+    assert "protofed report runs/mine" in protofed(check=0).stdout
+
+
+def test_every_command_has_an_example_that_names_it(protofed):
+    for command in app.registered_commands:
+        said = protofed(command.name, "--help", check=0).stdout
+        assert f"Example: protofed {command.name}" in said
+
+
+def test_near_misses_are_suggested(protofed):
+    assert "'compare'" in protofed("comapre", check=2).stderr
+    assert "'--rounds'" in protofed("run", "--roundz", "3", check=2).stderr
+    assert "did you mean lenet5" in protofed("run", "--model", "lenet", check=2).stderr
+
+
+@pytest.mark.parametrize(("typed", "offered"), [("run i2", "i2pfl"), ("run --model resnet5", "resnet50")])
+def test_a_shell_completes_names(typed, offered):
+    words = f"protofed {typed}"
+    asked = {"_PROTOFED_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+    script = "import sys; sys.argv = ['protofed']; from protofed.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", script], env={**os.environ, **asked}, capture_output=True, text=True)
+    assert done.stdout.split() == [offered]
 
 
 def test_the_installed_command_is_a_process_of_its_own(tmp_path):

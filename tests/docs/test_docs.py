@@ -131,6 +131,20 @@ def test_the_worked_method_passes_the_checks(place: Path) -> None:
     check_method(method, model="resnet10", **{"model.width": 4})
 
 
+def test_the_api_reference_is_that_of_the_code() -> None:
+    sys.path.insert(0, str(ROOT / "docs"))
+    import make_api
+
+    assert make_api.PAGE.read_text() == make_api.page(), "python docs/make_api.py writes it anew"
+
+
+def test_the_guide_places_every_method() -> None:
+    text = (ROOT / "docs" / "choosing-a-method.md").read_text()
+    first = text[text.index("## 1.") : text.index("## 2.")]
+    named = re.findall(r"`(\w+)`", "".join(line for line in first.splitlines() if line.startswith("| ")))
+    assert sorted([*named, "centralized", "single"]) == OURS
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_links_lead_somewhere(document: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", document.read_text()):

@@ -4,8 +4,9 @@ import logging
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 import typer
@@ -13,30 +14,49 @@ import typer
 from protofed.cli.audit import audit_command
 from protofed.cli.compare import compare_command
 from protofed.cli.data import data_command
+from protofed.cli.export import export_command
+from protofed.cli.first_steps import show_first_steps
 from protofed.cli.methods import methods_command
 from protofed.cli.models import models_command
+from protofed.cli.predict import predict_command
 from protofed.cli.pretrain import pretrain_command
+from protofed.cli.report import report_command
 from protofed.cli.reproduce import reproduce_command
 from protofed.cli.run import run_command
 from protofed.cli.sweep import sweep_command
+from protofed.cli.watch import watch_command
 from protofed.errors import UserError
 
 app = typer.Typer(
     name="protofed",
     help="Train on images that several sites hold and may not share, by exchanging prototypes or weights.",
-    no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
+    # Click has suggestions of its own.
+    suggest_commands=False,
 )
-app.command("run")(run_command)
-app.command("compare")(compare_command)
-app.command("sweep")(sweep_command)
-app.command("reproduce")(reproduce_command)
-app.command("pretrain")(pretrain_command)
-app.command("audit")(audit_command)
-app.command("methods")(methods_command)
-app.command("data")(data_command)
-app.command("models")(models_command)
+_COMMANDS: dict[str, dict[str, Callable[..., Any]]] = {
+    "Train": {
+        "run": run_command,
+        "compare": compare_command,
+        "sweep": sweep_command,
+        "reproduce": reproduce_command,
+        "pretrain": pretrain_command,
+    },
+    "Look at it": {"report": report_command, "watch": watch_command, "audit": audit_command},
+    "Use it": {"predict": predict_command, "export": export_command},
+    "What there is": {"methods": methods_command, "data": data_command, "models": models_command},
+}
+for _panel, _commands in _COMMANDS.items():
+    for _name, _command in _commands.items():
+        app.command(_name, rich_help_panel=_panel)(_command)
+
+
+@app.callback(invoke_without_command=True)
+def start(context: typer.Context) -> None:
+    """Train on images that several sites hold and may not share, by exchanging prototypes or weights."""
+    if context.invoked_subcommand is None:
+        show_first_steps()
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -47,9 +67,6 @@ def main(arguments: list[str] | None = None) -> int:
         result = app(arguments, standalone_mode=False)
     except UserError as error:
         return _complain(str(error))
-    except click.exceptions.NoArgsIsHelpError as error:
-        print(error.format_message())
-        return 0
     except click.ClickException as error:
         return _complain(error.format_message())
     except (KeyboardInterrupt, click.Abort):

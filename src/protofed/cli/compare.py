@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
+from protofed.cli import completion
 from protofed.cli.options import takes_run_options
-from protofed.cli.output import console, show_table
+from protofed.cli.output import TENSORBOARD, console, followers, show_table
 from protofed.cli.progress import ManyRuns
 from protofed.errors import UserError
 from protofed.experiments import Comparison, compare
@@ -19,7 +20,7 @@ from protofed.experiments.comparison import Failure
 def compare_command(
     *,
     given: dict[str, Any],
-    methods: Annotated[list[str], typer.Argument(help="names of methods, or ALL")],
+    methods: Annotated[list[str], typer.Argument(help="names of methods, or ALL", autocompletion=completion.methods)],
     out: Annotated[str, typer.Option("--out", help="folder of the comparison; finished runs in it are not repeated")],
     seeds: Annotated[str, typer.Option("--seeds", help="for example 0,1,2")] = "0",
     baseline: Annotated[
@@ -33,6 +34,7 @@ def compare_command(
     shard: Annotated[
         str | None, typer.Option("--shard", metavar="K/N", help="do the K-th of N parts; machines share --out")
     ] = None,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help=TENSORBOARD)] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="say nothing but warnings")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print comparison.json, and nothing else")] = False,
 ) -> int:
@@ -48,7 +50,7 @@ def compare_command(
             target=target,
             shard=shard,
             out=out,
-            callbacks=[] if quiet or as_json else [progress],
+            callbacks=followers(progress, quiet or as_json, tensorboard),
             **given,
         )
     if as_json:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from protofed.cli import completion
 from protofed.cli.output import console, show_table
 from protofed.data import DataSummary, available, describe
 from protofed.data.catalog import data_root_of, form_of
@@ -23,7 +24,9 @@ _STATES = {
 
 
 def data_command(
-    name: Annotated[str | None, typer.Argument(help="a name, a folder or a manifest to describe")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="a name, a folder or a manifest to describe", autocompletion=completion.data)
+    ] = None,
     data_root: Annotated[str | None, typer.Option("--data-root", help="where data sets lie by name")] = None,
     check: Annotated[bool, typer.Option("--check", help="read original files: count images, verify checksums")] = False,
     plugin: Annotated[list[str] | None, typer.Option("--plugin", help="a Python file that registers data sets")] = None,

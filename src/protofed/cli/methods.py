@@ -6,13 +6,14 @@ from typing import Annotated, Any
 
 import typer
 
+from protofed.cli import completion
 from protofed.cli.output import console, show_table
 from protofed.method import Method
 from protofed.registry import find_method, knobs, load_plugin, method_names
 
 
 def methods_command(
-    name: Annotated[str | None, typer.Argument(help="explain this one")] = None,
+    name: Annotated[str | None, typer.Argument(help="explain this one", autocompletion=completion.methods)] = None,
     plugin: Annotated[list[str] | None, typer.Option("--plugin", help="a Python file that registers methods")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="for machines")] = False,
 ) -> None:

@@ -6,13 +6,14 @@ from typing import Annotated, Any
 
 import typer
 
+from protofed.cli import completion
 from protofed.cli.output import console, show_table
 from protofed.models import ModelInfo, describe, model_names
 from protofed.registry import load_plugin
 
 
 def models_command(
-    name: Annotated[str | None, typer.Argument(help="explain this one")] = None,
+    name: Annotated[str | None, typer.Argument(help="explain this one", autocompletion=completion.models)] = None,
     plugin: Annotated[list[str] | None, typer.Option("--plugin", help="a Python file that registers models")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="for machines")] = False,
 ) -> None:

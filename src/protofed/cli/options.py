@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from pydantic.fields import FieldInfo
 
+from protofed.cli import completion
 from protofed.errors import UserError
 from protofed.experiments import Options
 
@@ -50,6 +51,11 @@ def options_of(run_json: Path) -> dict[str, Any]:
     return stored
 
 
+def _tab(name: str) -> dict[str, Any]:
+    """What a shell offers as its value."""
+    return {"autocompletion": completion.OPTIONS[name]} if name in completion.OPTIONS else {}
+
+
 def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
     flag = f"--{name.replace('_', '-')}"
     default = field.get_default(call_default_factory=True)
@@ -63,5 +69,7 @@ def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
         annotation = Annotated[list[str] | None, typer.Option(flag, help=text, metavar=metavar, show_default=False)]
     else:
         # Values are texts here; `Options` checks them and says what is wrong in the same words as in Python.
-        annotation = Annotated[str | None, typer.Option(flag, help=text, metavar="VALUE", show_default=False)]
+        annotation = Annotated[
+            str | None, typer.Option(flag, help=text, metavar="VALUE", show_default=False, **_tab(name))
+        ]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)

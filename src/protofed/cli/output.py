@@ -10,10 +10,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from protofed.experiments import Run
+from protofed.experiments.figures import duration
 from protofed.experiments.figures import percent as percent
 from protofed.experiments.figures import size as size
 
+TENSORBOARD = "also write event files, to tensorboard/ in every run folder"
+
 _PLAIN_WIDTH = 160
+_LONG = 60.0
+"""Seconds after which a person wants to have been told."""
 _MOST_ROWS, _MOST_COLUMNS = 20, 12
 
 
@@ -65,6 +70,10 @@ class ProgressBar:
     def __init__(self) -> None:
         self._bar: Progress | None = None
         self._bytes = 0
+
+    def run_estimate(self, run: Run, seconds: float) -> None:
+        """Before long work."""
+        warn_of_time(seconds)
 
     def run_start(self, run: Run, rounds_done: int) -> None:
         """Show where the run begins."""
@@ -128,6 +137,19 @@ def show_summary(run: Run) -> None:
         f"{summary['rounds']} rounds in {summary['seconds']['total']:.1f} s, sent {total['up']} up and "
         f"{total['down']} down; written to {run.path}"
     )
+
+
+def followers(progress: object, silent: bool, tensorboard: bool) -> list[object]:
+    """The callbacks of a command: what a person sees, and files for TensorBoard."""
+    from protofed.experiments.tensorboard import TensorBoard
+
+    return [*([] if silent else [progress]), *([TensorBoard()] if tensorboard else [])]
+
+
+def warn_of_time(seconds: float) -> None:
+    """How long it will take, where that is worth knowing."""
+    if seconds > _LONG:
+        print(f"this takes about {duration(seconds)} here, judging by one batch; Ctrl-C leaves what can be resumed")
 
 
 def _exchanged(record: dict[str, Any]) -> int:

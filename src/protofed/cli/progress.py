@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.progress import Progress, TaskID
 
-from protofed.cli.output import bars, progress_of
+from protofed.cli.output import bars, progress_of, warn_of_time
 from protofed.experiments import Run
 from protofed.experiments.schedule import Job
 
@@ -43,6 +43,10 @@ class ManyRuns:
             self._progress = bars(auto_refresh=False)
             self._progress.start()
             self._all = self._progress.add_task("all runs", total=self._total, status="")
+
+    def runs_estimate(self, seconds: float) -> None:
+        """Before long work."""
+        warn_of_time(seconds)
 
     def run_start(self, run: Run, rounds_done: int) -> None:
         """One more is under way."""

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from protofed.cli import completion
 from protofed.cli.compare import complain, numbers
 from protofed.cli.options import takes_run_options
 from protofed.cli.output import console, show_table, size
@@ -19,7 +20,10 @@ from protofed.experiments.reproduce import dry_run, reproduce
 def reproduce_command(
     *,
     given: dict[str, Any],
-    table: Annotated[str | None, typer.Argument(help="PAPER.TABLE, for example i2pfl.table2; none: list them")] = None,
+    table: Annotated[
+        str | None,
+        typer.Argument(help="PAPER.TABLE, for example i2pfl.table2; none: list them", autocompletion=completion.tables),
+    ] = None,
     scale: Annotated[str, typer.Option("--scale", help="lite, or paper: the published setting")] = "lite",
     datasets: Annotated[str | None, typer.Option("--datasets", help="only these, for example digits,pacs")] = None,
     methods: Annotated[str | None, typer.Option("--methods", help="only these rows, for example fedavg,i2pfl")] = None,

@@ -6,8 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
+from protofed.cli import completion
 from protofed.cli.options import options_of, takes_run_options
-from protofed.cli.output import ProgressBar, console, show_summary
+from protofed.cli.output import TENSORBOARD, ProgressBar, console, followers, show_summary
 from protofed.experiments import run
 
 
@@ -15,10 +16,14 @@ from protofed.experiments import run
 def run_command(
     *,
     given: dict[str, Any],
-    method: Annotated[str | None, typer.Argument(help="a method's name, or file.py:Class (default: i2pfl)")] = None,
+    method: Annotated[
+        str | None,
+        typer.Argument(help="a method's name, or file.py:Class (default: i2pfl)", autocompletion=completion.methods),
+    ] = None,
     out: Annotated[str | None, typer.Option("--out", help="the run folder (default: runs/NAME)")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="continue the run in --out")] = False,
     from_: Annotated[Path | None, typer.Option("--from", help="take the options of an earlier run's run.json")] = None,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help=TENSORBOARD)] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="say nothing but warnings")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print the summary as JSON, and nothing else")] = False,
 ) -> None:
@@ -31,8 +36,9 @@ def run_command(
     if from_ is not None:
         given = {**options_of(from_), **given}
     progress = ProgressBar()
+    callbacks = followers(progress, quiet or as_json, tensorboard)
     try:
-        result = run(out=out, resume=resume, callbacks=[] if quiet or as_json else [progress], **given)
+        result = run(out=out, resume=resume, callbacks=callbacks, **given)
     except BaseException:
         progress.stop()
         raise

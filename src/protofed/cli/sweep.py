@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from protofed.cli import completion
 from protofed.cli.compare import complain, numbers
 from protofed.cli.options import takes_run_options
 from protofed.cli.output import console, percent, show_table
@@ -16,7 +17,7 @@ from protofed.experiments import sweep
 def sweep_command(
     *,
     given: dict[str, Any],
-    method: Annotated[str, typer.Argument(help="a method's name, or file.py:Class")],
+    method: Annotated[str, typer.Argument(help="a method's name, or file.py:Class", autocompletion=completion.methods)],
     over: Annotated[
         list[str],
         typer.Option("--over", metavar="KEY=VALUES", help="V1,V2,... or, with --random, LOW..HIGH[:log][:int]; repeat"),

@@ -86,6 +86,11 @@ class Setting:
         return self.dataset.pooled_train()
 
     @cached_property
+    def _labels(self) -> Tensor:
+        """Those of the pool; whoever asks for labels only should not have the pixels copied."""
+        return self.dataset.pooled_labels()
+
+    @cached_property
     def sizes(self) -> dict[str, int]:
         """Samples every client trains on, in canonical order."""
         return {client: len(train) for client, (train, _) in self._dealt.items()}
@@ -167,6 +172,6 @@ class Setting:
     @cached_property
     def _held(self) -> Tensor:
         """Samples of each class every client trains on, [clients, C]."""
-        labels, classes = self.pool.y, len(self.dataset.classes)
+        labels, classes = self._labels, len(self.dataset.classes)
         counts = [torch.bincount(labels[train], minlength=classes) for train, _ in self._dealt.values()]
         return torch.stack(counts).to(self.device, self.dtype)

@@ -13,11 +13,11 @@ import torch
 from pydantic import Field, TypeAdapter, ValidationError
 
 from protofed.clients import Setting, Templates, choose_frozen, rehearse
-from protofed.data import Augment, Dataset, load, make_partition
+from protofed.data import Augment, Dataset, Domain, Images, Normalise, Partition, load, make_partition
 from protofed.data.catalog import data_options
 from protofed.engines import Choice, choose_engine
 from protofed.errors import UserError, unknown_name
-from protofed.experiments.options import Options
+from protofed.experiments.options import Options, make_options
 from protofed.federation import Watch
 from protofed.guards import parse_guard
 from protofed.guards import refuse_impossible as refuse_guard
@@ -122,11 +122,7 @@ class Assembly:
 
 def assemble(options: Options, clients_folder: Path) -> Assembly:
     """Load, deal out, build and rehearse."""
-    for plugin in options.plugin:
-        load_plugin(plugin)
-    method_class = find_method(options.method)
-    _refuse_unknown_prefixes(options)
-    method = make_method(method_class, options.settings_for(""), options.preset)
+    method = _method(options)
     device = _device(options.device)
     data_settings, own_settings = _data_settings(options.settings_for("data"), options.data)
     dataset = load(
@@ -152,6 +148,60 @@ def assemble(options: Options, clients_folder: Path) -> Assembly:
     )
     if method.pools_data:
         partition = partition.pooled()
+    return _assembled(options, method, dataset, partition, clients_folder, augment, validation, device)
+
+
+def reassemble(config: Mapping[str, Any], folder: Path) -> Assembly:
+    """The federation of a run folder as its run.json describes it, without its images: to use what came of it.
+
+    Weights are the initial ones. Images are black, and as many of each class with each client as there were.
+    """
+    options = make_options({**config["options"], "weights": None, "device": "cpu", "engine": "loop"})
+    partition = Partition.load(folder / "partition.npz")
+    dataset = _black_images(config, partition)
+    method = _method(options)
+    validation = float(options.settings_for("data").get("validation", method.validation_share))
+    here = torch.device("cpu")
+    return _assembled(options, method, dataset, partition, folder / "clients", Augment(), validation, here)
+
+
+def _black_images(config: Mapping[str, Any], partition: Partition) -> Dataset:
+    """A run's data without its pixels; a single black image in memory stands for all."""
+    data = config["data"]
+    sizes = [domain["train"] for domain in data["domains"].values()]
+    labels = torch.zeros(sum(sizes), dtype=torch.int64)
+    for client, entry in config["partition"]["clients"].items():
+        counts = torch.tensor(entry["per_class"])
+        labels[torch.from_numpy(partition.train[client])] = torch.arange(len(counts)).repeat_interleave(counts)
+    black = torch.zeros(1, *data["image_shape"], dtype=torch.uint8)
+    domains = {}
+    for name, y in zip(data["domains"], torch.split(labels, sizes), strict=True):
+        images = Images(black.expand(len(y), -1, -1, -1), y)
+        domains[name] = Domain(name, images, images)
+    normalise = Normalise(tuple(data["normalise"]["mean"]), tuple(data["normalise"]["std"]))
+    return Dataset(data["name"], tuple(data["classes"]), domains, normalise, data["source"], licence=data["licence"])
+
+
+def _method(options: Options) -> Method:
+    """With its hyper-parameters."""
+    for plugin in options.plugin:
+        load_plugin(plugin)
+    method_class = find_method(options.method)
+    _refuse_unknown_prefixes(options)
+    return make_method(method_class, options.settings_for(""), options.preset)
+
+
+def _assembled(
+    options: Options,
+    method: Method,
+    dataset: Dataset,
+    partition: Partition,
+    clients_folder: Path,
+    augment: Augment,
+    validation: float,
+    device: torch.device,
+) -> Assembly:
+    """Build and rehearse on data that is dealt out."""
     bases, report = _base_models(options, dataset)
     setting = Setting(
         method=method,

@@ -1,7 +1,7 @@
 """Several methods under equal conditions: for each seed the same partition, initial weights and client draws."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,9 +78,22 @@ def compare(
             write_atomically(folder / "comparison.md", result.markdown().encode())
         return result
 
+    # Written before the first result too, so that whoever watches the folder knows what is to come.
+    followers = [_Beginning(lambda: write(Done(tuple(jobs), {}))), *callbacks]
     return write(
-        perform(jobs, trials=jobs[: len(plans)], shard=Shard.parse(shard), callbacks=list(callbacks), after_each=write)
+        perform(jobs, trials=jobs[: len(plans)], shard=Shard.parse(shard), callbacks=followers, after_each=write)
     )
+
+
+class _Beginning:
+    """Callback: does something once it is sure that the runs will start."""
+
+    def __init__(self, action: Callable[[], object]) -> None:
+        self._action = action
+
+    def runs_start(self, _jobs: Sequence[Job], _unfinished: Sequence[Job]) -> None:
+        """No mistake of the user was found."""
+        self._action()
 
 
 def _missing(done: Done) -> list[dict[str, Any]]:

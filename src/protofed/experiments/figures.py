@@ -19,6 +19,15 @@ def size(count: float | None) -> str:
     raise AssertionError("unreachable")
 
 
+def duration(seconds: float) -> str:
+    """Time as people say it."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    if seconds < 600:
+        return "{} min {} s".format(*divmod(round(seconds), 60))
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
 def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """The first column to the left, figures to the right."""
     rule = [":--", *["--:"] * (len(columns) - 1)]

@@ -54,12 +54,11 @@ class Run:
 
     def model(self) -> Split:
         """The global model at its final weights."""
-        from protofed.experiments.assembly import assemble
-        from protofed.experiments.options import make_options
+        from protofed.experiments.assembly import reassemble
 
         if not (self.path / "model.safetensors").exists():
             raise UserError(f"{self.path} has no global model: with this method every client keeps its own")
-        model = assemble(make_options(self.options), self.path / "clients").setting.model
+        model = reassemble(self.config, self.path).setting.model
         load_weights(model, self.path / "model.safetensors")
         return model.eval()
 

@@ -15,6 +15,7 @@ from protofed.clients import write_atomically
 from protofed.engines import make_engine
 from protofed.errors import UserError
 from protofed.experiments.assembly import Assembly, assemble
+from protofed.experiments.estimate import estimate_seconds, refuse_if_too_large
 from protofed.experiments.options import Options, make_options
 from protofed.experiments.results import Run, best_validated, mean_of_last
 from protofed.federation import Federation, RunFolder, Watch
@@ -28,6 +29,9 @@ MAY_CHANGE = {"engine", "workers", "device", "plugin", "keep_messages"}
 
 class Callback(Protocol):
     """Follows a run. Each method is optional."""
+
+    def run_estimate(self, run: Run, seconds: float) -> None:
+        """What is left of the run will take so long here, judging by one batch, which is tried if anybody asks."""
 
     def run_start(self, run: Run, rounds_done: int) -> None:
         """Before the first round that is still to be done."""
@@ -66,6 +70,7 @@ def run(
         folder.refuse_if_taken()
     with one_thread():
         assembly = assemble(chosen, folder.clients)
+        refuse_if_too_large(assembly)
         if resume:
             folder.lock()
         else:
@@ -83,6 +88,9 @@ def _run(assembly: Assembly, folder: RunFolder, resume: bool, callbacks: list[An
         return result
     for warning in assembly.warnings:
         log.warning("%s", warning)
+    if any(hasattr(callback, "run_estimate") for callback in callbacks):
+        left = 1 - len(result.rounds) / assembly.setting.plan.rounds
+        tell(callbacks, "run_estimate", result, left * estimate_seconds(assembly) / assembly.engine.workers)
     start = time.perf_counter()
     options, setting = assembly.options, assembly.setting
     engine = make_engine(assembly.engine, setting, assembly.templates)

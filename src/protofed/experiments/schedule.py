@@ -15,6 +15,7 @@ from typing import IO, Any, Literal, NamedTuple
 from protofed.engines import CAN_FORK, cores
 from protofed.errors import InUse, UserError
 from protofed.experiments.assembly import assemble
+from protofed.experiments.estimate import estimate_seconds, refuse_if_too_large
 from protofed.experiments.options import Options, make_options
 from protofed.experiments.processes import Ended, Report, side_by_side
 from protofed.experiments.results import Run
@@ -131,14 +132,19 @@ def perform(
     """Do what is not done yet. A run that fails is noted and the others go on.
 
     `trials` are assembled before anything starts, so that a mistake of the user shows at once. Callbacks are those of
-    a run, called in this process, and `runs_start(jobs, unfinished)` and `run_failed(run, reason)`. `after_each` is
+    a run, called in this process, and `runs_start(jobs, unfinished)`, `runs_estimate(seconds)` and
+    `run_failed(run, reason)`. `after_each` is
     called whenever a run is complete, so that an interruption loses nothing.
     """
     unique = list({job.path: job for job in jobs}.values())
     unfinished = [job for job in (shard or Shard()).own(unique) if not job.is_complete()]
+    tried: dict[str, float] = {}
     if unfinished:
-        _refuse_mistakes([job for job in trials if not (job.path / "run.json").exists()])
+        timed = any(hasattr(callback, "runs_estimate") for callback in callbacks)
+        tried = _try_out([job for job in trials if not (job.path / "run.json").exists()], timed)
     tell(callbacks, "runs_start", unique, unfinished)
+    if tried and all(job.label in tried for job in unfinished):
+        tell(callbacks, "runs_estimate", sum(tried[job.label] for job in unfinished) / cores())
     outcomes: dict[Path, Outcome] = {}
     done = Done(tuple(jobs), outcomes)
     said: set[str] = set()
@@ -162,31 +168,45 @@ def perform(
     return done
 
 
-def _refuse_mistakes(trials: Sequence[Job]) -> None:
-    """Assemble without starting; only mistakes of the user count, other trouble belongs to the run it happens in."""
+class _Trial(NamedTuple):
+    """What came of assembling a run without starting it."""
+
+    label: str
+    mistake: str | None = None
+    seconds: float | None = None
+
+
+def _try_out(trials: Sequence[Job], timed: bool) -> dict[str, float]:
+    """Assemble without starting; only mistakes of the user count, other trouble belongs to the run it happens in.
+
+    Timed: the seconds that a run of each label will take on one core, where that could be found out.
+    """
     if not trials:
-        return
+        return {}
     # The first one here: data that is kept once loaded is then inherited by every process.
-    mistakes = [_mistake_in(trials[0])]
+    tried = [_try(trials[0], timed)]
     if CAN_FORK and trials[0].options.device == "cpu":
-        tasks = {job.path: partial(_mistake_in, job) for job in trials[1:]}
-        mistakes += [ended.result for _, event, ended in side_by_side(tasks, cores()) if event == "ended"]
+        tasks = {job.path: partial(_try, job, timed) for job in trials[1:]}
+        ends = [ended for _, event, ended in side_by_side(tasks, cores()) if event == "ended"]
+        tried += [ended.result for ended in ends if ended.result is not None]
     else:
-        mistakes += [_mistake_in(job) for job in trials[1:]]
-    for mistake in mistakes:
-        if mistake is not None:
-            raise UserError(mistake)
+        tried += [_try(job, timed) for job in trials[1:]]
+    for trial in tried:
+        if trial.mistake is not None:
+            raise UserError(trial.mistake)
+    return {trial.label: trial.seconds for trial in tried if trial.seconds is not None}
 
 
-def _mistake_in(job: Job, _report: Report | None = None) -> str | None:
+def _try(job: Job, timed: bool, _report: Report | None = None) -> _Trial:
     try:
         with one_thread():
-            assemble(job.options, job.path / "clients")
+            assembly = assemble(job.options, job.path / "clients")
+            refuse_if_too_large(assembly)
+            return _Trial(job.label, seconds=estimate_seconds(assembly) if timed else None)
     except UserError as error:
-        return str(error)
+        return _Trial(job.label, str(error))
     except Exception:
-        return None
-    return None
+        return _Trial(job.label)
 
 
 def _run_all(jobs: Sequence[Job], handle: Callable[[Job, str, Any], None]) -> None:

@@ -14,9 +14,10 @@ from typing import IO, Any
 
 from protofed.clients import ClientStore, plain_name, write_atomically
 from protofed.errors import BadMessage, InUse, UserError
+from protofed.federation.worker import LOCK, Worker
 from protofed.records import Record, decode, encode
 
-_BEFORE_IT_BEGINS = {".lock", "clients", "checkpoint"}
+_BEFORE_IT_BEGINS = {LOCK, "clients", "checkpoint"}
 """All that a run leaves behind that was killed before it had written what it is."""
 
 _held_locks: set[IO[str]] = set()
@@ -64,12 +65,15 @@ class RunFolder:
 
     def lock(self) -> None:
         """Refuse a second process on the same folder."""
-        handle = (self.path / ".lock").open("w")
+        # Not emptied before it is ours: it names the process that holds it.
+        handle = (self.path / LOCK).open("a")
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             handle.close()
             raise InUse(f"another process is working in {self.path}; wait for it or give another --out") from None
+        handle.truncate(0)
+        Worker.here().sign(handle)
         self._lock = handle
         _held_locks.add(handle)
 
@@ -77,6 +81,7 @@ class RunFolder:
         """Let other processes in."""
         if self._lock is not None:
             _held_locks.discard(self._lock)
+            self._lock.truncate(0)
             self._lock.close()
             self._lock = None
 
@@ -97,10 +102,11 @@ class RunFolder:
             raise UserError(f"{self.path} is not a run folder: it has no {name}") from None
 
     def rounds(self) -> list[dict[str, Any]]:
-        """The committed lines of rounds.jsonl."""
+        """The lines of rounds.jsonl; one that is being written now is not there yet."""
         if not self._rounds.exists():
             return []
-        lines = self._rounds.read_bytes().split(b"\n")
+        # What follows the last line break is being written now.
+        lines = self._rounds.read_bytes().split(b"\n")[:-1]
         return [_json_object(line, f"{self._rounds}, line {number}") for number, line in enumerate(lines, 1) if line]
 
     def commit_round(self, round: int, line: dict[str, Any], server: Record, clients: list[str]) -> None:
@@ -156,6 +162,11 @@ class RunFolder:
             path = folder / f"{plain_name(client)}.safetensors"
             if path.is_file():
                 yield path.read_bytes()
+
+    def last_server(self, like: Record) -> tuple[int, Record]:
+        """The last committed round and the server's state after it; nothing in the folder changes."""
+        round = self._read_manifest()[0]
+        return round, decode(self._server(round).read_bytes(), like, "checkpoint")
 
     def _server(self, round: int) -> Path:
         return self._checkpoint / f"server-{round}.safetensors"

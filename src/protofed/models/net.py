@@ -90,7 +90,7 @@ class Net:
     def bound(self, tensors: Mapping[str, Tensor], call: Callable[[], T]) -> T:
         """What `call` returns while the network's own tensors are these, for instance a stack of many clients'."""
         params, stats = self._params, self._stats
-        self._params = {name: tensors[name] for name in params}  # type: ignore[misc]
+        self._params = {name: tensors[name] for name in params}
         self._stats = {name: tensors[name] for name in stats}
         try:
             return self._with({f"model.{name}": tensor for name, tensor in tensors.items()}, call)

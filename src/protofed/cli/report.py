@@ -1,0 +1,27 @@
+"""`protofed report`: the page one sends to a colleague."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from protofed.cli.output import console
+
+
+def report_command(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="of a run, a comparison or a reproduction")],
+    out: Annotated[Path | None, typer.Option("--out", help="the file to write (default: DIR/report.html)")] = None,
+    show: Annotated[bool, typer.Option("--open", help="open it in a browser")] = False,
+) -> None:
+    """Write one self-contained page with everything a run, a comparison or a reproduction found.
+
+    Example: protofed report runs/demo
+    """
+    from protofed.report import write_report
+
+    path = write_report(folder, out)
+    console().print(
+        f"report written to {path}: open it in a browser, or send it; it needs nothing else", soft_wrap=True
+    )
+    if show:
+        typer.launch(str(path))

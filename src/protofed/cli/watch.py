@@ -1,0 +1,32 @@
+"""`protofed watch`: the report page of runs that are going on."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from protofed.cli.output import console
+from protofed.errors import UserError
+
+
+def watch_command(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="of a run or a comparison, also one that is going on")],
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: any that is free")] = 0,
+    show: Annotated[bool, typer.Option("--open", help="open it in a browser")] = False,
+) -> None:
+    """Show the report page of a folder while its runs go on, with a button to stop them; on this machine only.
+
+    Example: protofed watch runs/demo
+    """
+    from protofed.report.server import Server
+
+    if not folder.is_dir():
+        raise UserError(f"there is no folder {folder}; start a run with --out {folder} first")
+    with Server(folder, port) as server:
+        console().print(f"{server.address} shows {folder}; Ctrl-C ends this, not the runs", soft_wrap=True)
+        if show:
+            typer.launch(server.address)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            console().print("no longer watching; runs go on")

@@ -1,0 +1,86 @@
+"""The numbers that the page's script draws, as plain data."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from protofed.report.curves import measures, series
+from protofed.report.reading import Findings, Group, Row, View
+
+_SHOWN_AT_FIRST = 9
+"""More lines than this nobody can tell apart; the reader may switch on the others."""
+
+
+def chart_data(findings: Findings) -> dict[str, Any]:
+    """Everything that is drawn: methods with what they are drawn in, and per group its charts."""
+    names = list(dict.fromkeys(name for group in findings.groups for name in group.methods))
+    shown = _shown_at_first(findings.groups, names)
+    return {
+        "methods": [{"name": name, "on": name in shown} for name in names],
+        "groups": [_group(group, names) for group in findings.groups],
+    }
+
+
+def _shown_at_first(groups: Sequence[Group], names: Sequence[str]) -> set[str]:
+    """All, or the baseline and the best."""
+    if len(names) <= _SHOWN_AT_FIRST:
+        return set(names)
+    best: dict[str, float] = {}
+    for group in groups:
+        for view in group.views:
+            for name, row in view.rows.items():
+                best[name] = max(best.get(name, 0.0), row.average["mean"])
+    baselines = {group.baseline for group in groups if group.baseline}
+    ranked = sorted(best, key=lambda name: (name not in baselines, -best[name]))
+    return set(ranked[:_SHOWN_AT_FIRST])
+
+
+def _group(group: Group, names: Sequence[str]) -> dict[str, Any]:
+    position = {name: index for index, name in enumerate(names)}
+    followed = []
+    for measure in measures(group):
+        lines = {position[name]: series(group.runs[name], measure) for name in group.methods}
+        drawn = {
+            index: {
+                "x": line.rounds,
+                "bytes": [round(value) for value in line.bytes],
+                **{key: _rounded(getattr(line, key)) for key in ("mean", "low", "high")},
+            }
+            for index, line in lines.items()
+            if line is not None
+        }
+        if drawn:
+            followed.append({"key": measure.key, "label": measure.label, "percent": measure.percent, "series": drawn})
+    return {
+        "measures": followed,
+        "dots": [_dots(view, position) for view in group.views],
+        "tests": [test for view in group.views if (test := _tests(view, position))],
+    }
+
+
+def _dots(view: View, position: Mapping[str, int]) -> dict[str, Any]:
+    """Per part of the test data every method with the range over its seeds, and the paper's figure."""
+    labels = [*view.columns, *view.held_out, view.average]
+    titles = [*view.columns, *(f"{name} (held out)" for name in view.held_out), view.average]
+    points = {position[name]: [_point(row, label, view.average) for label in labels] for name, row in view.rows.items()}
+    return {"view": view.name, "rows": titles, "points": points}
+
+
+def _point(row: Row, label: str, average: str) -> list[float | None] | None:
+    found = row.average if label == average else row.columns.get(label)
+    if found is None:
+        return None
+    return [*_rounded([found["mean"], min(found["seeds"]), max(found["seeds"])]), row.paper.get(label)]
+
+
+def _tests(view: View, position: Mapping[str, int]) -> dict[str, Any] | None:
+    """Differences to the baseline with their intervals, where there are intervals."""
+    points = {
+        position[name]: _rounded([row.test["difference"], *row.test["interval"]])
+        for name, row in view.rows.items()
+        if row.test is not None and row.test["interval"] is not None
+    }
+    return {"view": view.name, "points": points} if points else None
+
+
+def _rounded(values: Sequence[float]) -> list[float]:
+    return [round(value, 5) for value in values]

@@ -1,0 +1,123 @@
+"""The elements that the sections of the page are made of: tables, charts to be drawn, bars, commands."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from protofed.experiments.figures import percent
+from protofed.report.markup import Html, join, tag
+
+
+def key(index: int) -> Html:
+    """The line and mark a method is drawn with; the script fills it in."""
+    return tag("span", class_="key", data_key=index, aria_hidden="true")
+
+
+def chart(kind: str, group: int, number: int, caption: str) -> Html:
+    """Where the script draws a chart; the table that holds its numbers is next to it."""
+    plot = tag("div", class_="plot", data_chart=kind, data_group=group, data_number=number)
+    return tag("figure", tag("figcaption", caption), plot, class_="chart script")
+
+
+def behind(title: str, content: Html) -> Html:
+    """What is shown on demand."""
+    return tag("details", tag("summary", title), content)
+
+
+def method_table(
+    caption: str, columns: Sequence[str], rows: Mapping[str, Sequence[object]], order: Mapping[str, int]
+) -> Html:
+    """A table with a row for every method, which the switches hide and show."""
+    head = tag("tr", tag("th", "method", scope="col"), *(tag("th", column, scope="col") for column in columns))
+    body = [
+        tag(
+            "tr",
+            tag("th", key(order[name]), name, scope="row"),
+            *(tag("td", cell) for cell in cells),
+            data_method=order[name],
+        )
+        for name, cells in rows.items()
+    ]
+    return scroll(tag("table", tag("caption", caption), tag("thead", head), tag("tbody", *body)), caption)
+
+
+def plain_table(caption: str, columns: Sequence[str], rows: Sequence[Sequence[object]], figures: bool = True) -> Html:
+    """The first cell of a row is its heading; figures stand to the right."""
+    head = tag("tr", *(tag("th", column, scope="col") for column in columns))
+    body = [tag("tr", tag("th", row[0], scope="row"), *(tag("td", cell) for cell in row[1:])) for row in rows]
+    table = tag(
+        "table", tag("caption", caption), tag("thead", head), tag("tbody", *body), class_=None if figures else "texts"
+    )
+    return scroll(table, caption)
+
+
+def scroll(table: Html, label: str) -> Html:
+    """Wide tables scroll in a box of their own, also by keyboard."""
+    return tag("div", table, class_="scroll", tabindex="0", role="region", aria_label=label)
+
+
+def as_text(value: Any) -> str:
+    """A value of any kind in a table."""
+    if value is None:
+        return "–"
+    if isinstance(value, float) and not value.is_integer():
+        return f"{value:.4g}" if abs(value) < 1 else f"{value:,.2f}"
+    return f"{value:,.0f}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
+
+
+def command_line(text: str) -> Html:
+    """A command, with a button that copies it."""
+    copy = tag("button", "Copy", type="button", class_="copy script")
+    return tag("div", tag("pre", tag("code", text), tabindex="0"), copy, class_="command")
+
+
+def stacked_bars(
+    title: str,
+    figures: Mapping[str, Mapping[str, float]],
+    most: float,
+    show: Callable[[float], str],
+    order: Mapping[str, int],
+) -> Html:
+    """A stacked bar for every method, all on one scale."""
+    kinds = list(next(iter(figures.values())))
+    legend = [tag("li", tag("span", class_=f"patch part-{number}"), kind) for number, kind in enumerate(kinds)]
+    rows = []
+    for name, parts in figures.items():
+        pieces = [
+            tag(
+                "span",
+                class_=f"part-{number}",
+                style=f"width:{100 * parts[kind] / most:.3f}%",
+                title=f"{kind}: {show(parts[kind])}",
+            )
+            for number, kind in enumerate(kinds)
+            if parts[kind]
+        ]
+        said = ", ".join(f"{kind} {show(value)}" for kind, value in parts.items())
+        rows.append(
+            tag(
+                "li",
+                tag("span", name, class_="what"),
+                tag("span", *pieces, class_="bar", role="img", aria_label=said),
+                tag("span", show(sum(parts.values())), class_="figures"),
+                data_method=order[name],
+            )
+        )
+    legend_list = tag("ul", *legend, class_="legend") if len(kinds) > 1 else ""
+    return tag("figure", tag("figcaption", title), legend_list, tag("ul", *rows, class_="bars"), class_="stacked")
+
+
+def mean_and_spread(found: Mapping[str, Any] | None, best: float | None = None, paper: float | None = None) -> Html:
+    """An accuracy over seeds, bold where none is better, with the paper's in brackets."""
+    if found is None:
+        return Html("–")
+    figure: object = percent(found["mean"])
+    if best is not None and found["mean"] >= best - 1e-12:
+        figure = tag("strong", figure)
+    deviation = "" if found["std"] is None else tag("span", f" ± {percent(found['std'])}", class_="soft")
+    beside = "" if paper is None else tag("span", f" ({percent(paper)})", class_="soft")
+    return join([figure, deviation, beside])
+
+
+def signed(value: float) -> str:
+    """A difference in points."""
+    return f"{round(100 * value, 2) + 0.0:+.2f}".replace("-", "−")

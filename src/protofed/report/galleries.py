@@ -1,0 +1,88 @@
+"""Pictures that other commands left in a run folder: embeddings, explanations, audits."""
+
+import base64
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from protofed.report.reading import Reading
+
+GALLERIES = {
+    "embeddings": "Embeddings",
+    "explanations": "Explanations",
+    "audit": "What leaks",
+}
+"""Folder and file name without suffix; `NAME/NAME.json` is {"title", "text", "items": [{"image", "caption"}], "tables":
+[{"title", "columns", "rows"}]}, of which only items or tables must be there; images are PNG files beside it."""
+
+_MOST_IMAGES = 24
+_MOST_BYTES = 3_000_000
+"""Of all pictures of one gallery, so that the page can still be sent."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One image inside the page."""
+
+    source: str
+    caption: str
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """What one command found about one run."""
+
+    name: str
+    title: str
+    run: str
+    text: str
+    pictures: list[Picture]
+    left_out: int
+    tables: list[tuple[str, list[str], list[list[Any]]]]
+
+
+def galleries(runs: list[Reading]) -> Iterator[Gallery]:
+    """Of all runs, in the order of the kinds; one whose index cannot be read is passed over."""
+    for name, title in GALLERIES.items():
+        for run in runs:
+            index = _index(run.path / name / f"{name}.json")
+            if index is not None:
+                yield _gallery(run, name, title, index)
+
+
+def _index(path: Path) -> dict[str, Any] | None:
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def _gallery(run: Reading, name: str, title: str, index: dict[str, Any]) -> Gallery:
+    items = [item for item in index.get("items", []) if isinstance(item, dict) and "image" in item]
+    pictures: list[Picture] = []
+    room = _MOST_BYTES
+    for item in items[:_MOST_IMAGES]:
+        content = _picture(run.path / name, str(item["image"]))
+        if content is not None and len(content) <= room:
+            room -= len(content)
+            source = f"data:image/png;base64,{base64.b64encode(content).decode()}"
+            pictures.append(Picture(source, str(item.get("caption", ""))))
+    tables = [
+        (str(each.get("title", "")), list(map(str, each["columns"])), [list(row) for row in each["rows"]])
+        for each in index.get("tables", [])
+        if isinstance(each, dict) and "columns" in each and "rows" in each
+    ]
+    of = f"{run.config['method']['name']}, seed {run.seed}"
+    shown = str(index.get("title", title))
+    return Gallery(name, shown, of, str(index.get("text", "")), pictures, len(items) - len(pictures), tables)
+
+
+def _picture(folder: Path, name: str) -> bytes | None:
+    """A PNG file of the folder itself; a name that leads elsewhere is not followed."""
+    path = (folder / name).resolve()
+    if not path.is_relative_to(folder.resolve()) or path.suffix.lower() != ".png" or not path.is_file():
+        return None
+    return path.read_bytes()

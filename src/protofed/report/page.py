@@ -1,0 +1,187 @@
+"""One self-contained HTML page: text and tables as markup, charts as data for the script; it loads nothing."""
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.metadata import version
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+from protofed.experiments.figures import duration
+from protofed.report.charts import chart_data
+from protofed.report.elements import behind, key
+from protofed.report.markup import Html, join, tag
+from protofed.report.reading import Findings, Reading
+from protofed.report.sections import Section, about, pictures, results
+from protofed.report.wording import headline
+
+
+class Live(NamedTuple):
+    """What makes the page follow a run: where to ask it to stop, and the word that proves it was this page."""
+
+    token: str
+    can_stop: bool
+
+
+def render(findings: Findings, live: Live | None = None) -> str:
+    """The whole page."""
+    data = chart_data(findings)
+    order = {entry["name"]: index for index, entry in enumerate(data["methods"])}
+    sections = [*results(findings, order), *pictures(findings), *about(findings)]
+    main = tag(
+        "main",
+        _headline(findings),
+        _progress(findings, live),
+        _switches(data["methods"]),
+        *(_section(section) for section in sections),
+        id="main",
+        tabindex="-1",
+    )
+    body = join(
+        [tag("a", "Skip to the result", href="#main", class_="skip"), _header(findings, sections), main, _footer()]
+    )
+    # Whatever a name holds, it must not end the script element that holds the data.
+    block = Html(json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"))
+    scripts = join([tag("script", block, type="application/json", id="data"), tag("script", Html(_asset("page.js")))])
+    live_data = {} if live is None else {"data_live": live.token}
+    return (
+        f"<!doctype html>\n{tag('html', _head(findings, live), tag('body', body, scripts), lang='en', **live_data)}\n"
+    )
+
+
+@cache
+def _asset(name: str) -> str:
+    return files(__package__).joinpath(name).read_text()
+
+
+def _head(findings: Findings, live: Live | None) -> Html:
+    # Nothing may be loaded from anywhere, whatever the data say; a live page may ask its own server.
+    asks = "; connect-src 'self'" if live else ""
+    policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'{asks}"
+    return tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", http_equiv="Content-Security-Policy", content=policy),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="color-scheme", content="light dark"),
+        tag("title", f"{findings.title} · protofed"),
+        tag("style", Html(_asset("page.css"))),
+    )
+
+
+def _header(findings: Findings, sections: Sequence[Section]) -> Html:
+    links = [tag("li", tag("a", section.title, href=f"#{section.id}")) for section in sections]
+    buttons = tag("div", tag("button", "Dark", type="button", id="theme", aria_pressed="false"), class_="tools script")
+    return tag(
+        "header",
+        tag("div", tag("p", findings.kind, class_="kind"), buttons, class_="top"),
+        tag("h1", findings.title),
+        tag("p", _subtitle(findings), class_="subtitle"),
+        tag("nav", tag("ul", *links), aria_label="Sections"),
+    )
+
+
+def _subtitle(findings: Findings) -> str:
+    runs = findings.readings
+    if not runs:
+        return ""
+    config = runs[0].config
+    clients = len(config["partition"]["clients"])
+    seeds = sorted({run.seed for run in runs})
+    texts = [
+        f"{len(runs)} runs" if len(runs) > 1 else "1 run",
+        f"{clients} clients ({config['partition']['protocol']})" if clients > 1 else "1 client",
+        f"{runs[0].planned} rounds",
+        f"{config['model']['name']}",
+        f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}",
+    ]
+    return " · ".join(texts)
+
+
+def _headline(findings: Findings) -> Html:
+    first, *others = headline(findings)
+    parts = [tag("p", first, class_="lead"), *(tag("p", sentence) for sentence in others)]
+    missing = [line for group in findings.groups for line in group.missing]
+    if missing:
+        title = f"Not complete: {missing[0]}" if len(missing) == 1 else f"Not complete: {len(missing)} runs are missing"
+        parts.append(behind(title, tag("ul", *(tag("li", line) for line in missing), class_="note")))
+    parts += [tag("p", note, class_="note") for note in (*findings.notes, *_warnings(findings))]
+    return tag("section", *parts, class_="headline", aria_label="Result in words")
+
+
+def _warnings(findings: Findings) -> list[str]:
+    return list(dict.fromkeys(f"Warning: {text}" for run in findings.readings for text in run.config["warnings"]))
+
+
+def _progress(findings: Findings, live: Live | None) -> Html:
+    """How far the runs are, where not all are complete."""
+    unfinished = [run for run in findings.readings if not run.complete]
+    if not unfinished:
+        return Html("")
+    rows = [
+        tag(
+            "li",
+            tag("span", f"{run.config['method']['name']}, seed {run.seed}", class_="what"),
+            tag("progress", value=len(run.rounds), max=run.planned, aria_label="rounds done"),
+            tag("span", _standing(run), class_="figures"),
+        )
+        for run in unfinished
+    ]
+    parts = [tag("h2", "Progress"), tag("ul", *rows, class_="progress")]
+    if live is not None and live.can_stop:
+        parts.append(
+            tag(
+                "p",
+                tag("button", "Stop", type="button", id="stop", class_="danger"),
+                tag(
+                    "span",
+                    " Finished rounds are kept; the same command goes on from there.",
+                    id="stopped",
+                    role="status",
+                ),
+                class_="script",
+            )
+        )
+    return tag("section", *parts, id="progress")
+
+
+def _standing(run: Reading) -> str:
+    done = f"{len(run.rounds)} of {run.planned} rounds"
+    if run.worker is None:
+        return f"{done}, nobody is at it now"
+    if not run.rounds:
+        return f"{done}, begun"
+    last = run.rounds[-5:]
+    left = (run.planned - len(run.rounds)) * sum(record["seconds"]["total"] for record in last) / len(last)
+    return f"{done}, about {duration(left)} left"
+
+
+def _switches(methods: Sequence[Mapping[str, Any]]) -> Html:
+    """A box for every method; the script hides what is switched off."""
+    if len(methods) < 2:
+        return Html("")
+    boxes = [
+        tag(
+            "label",
+            tag("input", type="checkbox", data_switch=index, checked=bool(entry["on"])),
+            key(index),
+            entry["name"],
+        )
+        for index, entry in enumerate(methods)
+    ]
+    buttons = [tag("button", text, type="button", data_all=text.lower()) for text in ("All", "None")]
+    return tag(
+        "fieldset", tag("legend", "Methods shown"), *boxes, *buttons, class_="switches script", aria_controls="main"
+    )
+
+
+def _section(section: Section) -> Html:
+    heading = tag("h2", section.title, id=f"{section.id}-title", tabindex="-1")
+    return tag("section", heading, section.body, id=section.id, aria_labelledby=f"{section.id}-title")
+
+
+def _footer() -> Html:
+    return tag(
+        "footer",
+        tag("p", f"Written by protofed {version('protofed')} from the run folders alone. This page loads nothing."),
+    )

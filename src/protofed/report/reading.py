@@ -1,0 +1,322 @@
+"""What lies in a folder, in one form: a run is a comparison of one method, a reproduction several comparisons."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from protofed.errors import UserError
+from protofed.experiments.comparison import VIEWS, Comparison, summarise
+from protofed.experiments.results import Run, mean_of_last
+from protofed.federation.worker import Worker
+
+Kind = Literal["run", "comparison", "reproduction"]
+
+_MOST_CLIENT_COLUMNS = 12
+_PARTS_OF_A_ROUND = ("train", "aggregate", "evaluate")
+
+
+class Reading(Run):
+    """A run folder, each file read once; one that is not complete is summed up as far as it has come."""
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """run.json."""
+        return super().config
+
+    @cached_property
+    def rounds(self) -> list[dict[str, Any]]:
+        """The finished rounds."""
+        return super().rounds
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """summary.json, or the same figures of the rounds so far."""
+        if self.complete:
+            return super().summary
+        rounds = self.rounds
+        ways = {way: rounds[0]["bytes"][way] for way in ("up", "down")}
+        return {
+            "accuracy": mean_of_last(rounds),
+            "bytes": {
+                way: {kind: sum(record["bytes"][way][kind] for record in rounds) for kind in kinds}
+                for way, kinds in ways.items()
+            },
+            "seconds": {
+                part: sum(record["seconds"][part] for record in rounds) for part in (*_PARTS_OF_A_ROUND, "total")
+            },
+        }
+
+    @property
+    def seed(self) -> int:
+        """Of everything random in it."""
+        return int(self.config["seed"])
+
+    @property
+    def planned(self) -> int:
+        """How many rounds it is to have."""
+        return len(self.config["plan"]["epochs"])
+
+    @property
+    def evaluated(self) -> bool:
+        """Whether there is an accuracy to show."""
+        return any(record["accuracy"] is not None for record in self.rounds)
+
+    @property
+    def worker(self) -> Worker | None:
+        """The process that is at it now."""
+        return Worker.of(self.path)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method in one view; every figure has mean, std and seeds."""
+
+    columns: Mapping[str, Any]
+    average: Mapping[str, Any]
+    worst: Mapping[str, Any] | None
+    test: Mapping[str, Any] | None
+    paper: Mapping[str, float]
+    course: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True)
+class View:
+    """Accuracies of one kind: of the server's model, or of what each client would use."""
+
+    name: str
+    columns: list[str]
+    held_out: list[str]
+    rows: dict[str, Row]
+    average: str = "average"
+    """What the last column is called."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one run of a method, on average."""
+
+    bytes: Mapping[str, Mapping[str, float]]
+    seconds: Mapping[str, float]
+    memory: float | None
+
+
+@dataclass(frozen=True)
+class Group:
+    """Methods that were compared under the same conditions."""
+
+    title: str
+    baseline: str | None
+    seeds: list[int]
+    methods: list[str]
+    views: list[View]
+    runs: dict[str, list[Reading]]
+    missing: list[str] = field(default_factory=list)
+    target: Mapping[str, float | None] = field(default_factory=dict)
+
+    @property
+    def readings(self) -> list[Reading]:
+        """All runs."""
+        return [reading for runs in self.runs.values() for reading in runs]
+
+    @property
+    def costs(self) -> dict[str, Cost]:
+        """Of every method that has a round."""
+        return {
+            name: _cost(begun) for name, runs in self.runs.items() if (begun := [run for run in runs if run.rounds])
+        }
+
+
+@dataclass(frozen=True)
+class Table:
+    """Figures that were computed rather than trained."""
+
+    title: str
+    columns: list[str]
+    rows: list[list[Any]]
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Everything a page is made of."""
+
+    folder: Path
+    kind: Kind
+    title: str
+    content: Mapping[str, Any]
+    """comparison.json; empty for a run."""
+    groups: list[Group]
+    tables: list[Table] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def readings(self) -> list[Reading]:
+        """All runs."""
+        return [reading for group in self.groups for reading in group.readings]
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing is left to be done."""
+        return not any(group.missing for group in self.groups) and all(run.complete for run in self.readings)
+
+
+def read(folder: str | Path) -> Findings:
+    """A run, a comparison or a reproduction, complete or not."""
+    path = Path(folder)
+    if not path.is_dir():
+        raise UserError(f"there is no folder {path}; give that of a run, a comparison or a reproduction")
+    if (path / "run.json").exists():
+        return _read_run(path)
+    if (path / "comparison.json").exists():
+        content = _json(path / "comparison.json")
+        return _read_reproduction(path, content) if "preset" in content else _read_comparison(path, content)
+    parts = sorted([*path.glob("*/comparison.json"), *path.glob("*/*/comparison.json")])
+    if parts:
+        groups = [_comparison(each.parent, _json(each), str(each.parent.relative_to(path))) for each in parts]
+        return Findings(path, "reproduction", f"{path.name}, not complete", {}, groups)
+    raise UserError(f"{path} holds neither run.json nor comparison.json; give the --out of a run or a comparison")
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text())
+    except ValueError:
+        raise UserError(f"{path} is damaged: it is not JSON") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path} is damaged: it is not a JSON object")
+    return content
+
+
+def _read_run(path: Path) -> Findings:
+    run = Reading(path)
+    name = run.config["method"]["name"]
+    entry: dict[str, Any] = {}
+    if run.evaluated:
+        entry = summarise({name: {run.seed: run}}, name, None, {}, path)["methods"]
+    views = _views(entry, [name])
+    rest = [] if run.complete else [f"{len(run.rounds)} of {run.planned} rounds are done"]
+    data = run.config["data"]["name"]
+    group = Group(data, None, [run.seed], [name], views, {name: [run]}, rest)
+    return Findings(path, "run", f"{name} on {data}", {}, [group])
+
+
+def _read_comparison(path: Path, content: dict[str, Any]) -> Findings:
+    data = Path(content["options"]["data"]).stem
+    group = _comparison(path, content, data)
+    return Findings(path, "comparison", f"{_listed(group.methods)} on {data}", content, [group])
+
+
+def _comparison(path: Path, content: dict[str, Any], title: str) -> Group:
+    methods = list(content["methods"])
+    runs: dict[str, list[Reading]] = {
+        name: [Reading(path / each) for each in entry["runs"]] for name, entry in content["methods"].items()
+    }
+    for entry in content["missing"]:
+        begun = Reading(path / entry["run"])
+        if (begun.path / "run.json").exists():
+            runs[entry["method"]].append(begun)
+    comparison = Comparison(path, content)
+    shown = comparison.views()
+    views = [view for view in _views(content["methods"], methods) if view.name in shown]
+    return Group(
+        title, content["baseline"], content["seeds"], methods, views, runs, comparison.missing(), content["target"]
+    )
+
+
+def _views(entries: Mapping[str, Any], methods: Sequence[str]) -> list[View]:
+    """The views that some method has, from entries as in comparison.json."""
+    views = []
+    for name in VIEWS:
+        found = {method: entries[method][name] for method in methods if entries.get(method, {}).get(name) is not None}
+        if found:
+            views.append(_view(name, found, {method: entries[method]["paper"] for method in found}))
+    return views
+
+
+def _view(name: str, found: Mapping[str, Any], papers: Mapping[str, Any]) -> View:
+    first = next(iter(found.values()))
+    by_domain = bool(first["per_domain"])
+    clients = first["per_client"] if len(first["per_client"]) <= _MOST_CLIENT_COLUMNS else {}
+    columns, held_out = list(first["per_domain"] if by_domain else clients), list(first["held_out"])
+    rows = {
+        method: Row(
+            {**entry["per_domain" if by_domain else "per_client"], **entry["held_out"]},
+            entry["average"],
+            entry["worst_domain" if by_domain else "worst_client"],
+            entry["test"],
+            _figures(papers[method]) if papers[method] and papers[method]["view"] == name else {},
+            entry,
+        )
+        for method, entry in found.items()
+    }
+    return View(name, columns, held_out, rows)
+
+
+def _figures(paper: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers among what is said about a paper."""
+    return {key: value for key, value in paper.items() if isinstance(value, float | int)}
+
+
+def _read_reproduction(path: Path, content: dict[str, Any]) -> Findings:
+    groups, tables = [], []
+    for dataset, block in content["datasets"].items():
+        if "methods" in block:
+            groups.append(_reproduced(path, content, dataset, block["methods"]))
+        else:
+            tables.append(Table(dataset, block["columns"], block["rows"]))
+    title = f"{content['preset']}: {content['title']}"
+    return Findings(path, "reproduction", title, content, groups, tables, list(content["notes"]))
+
+
+def _reproduced(path: Path, content: Mapping[str, Any], dataset: str, entries: Mapping[str, Any]) -> Group:
+    views = []
+    for name in VIEWS:
+        found = {method: entry for method, entry in entries.items() if entry[name] is not None}
+        if not found:
+            continue
+        rows = {
+            method: Row(
+                entry[name]["columns"],
+                entry[name]["average"],
+                entry[name]["worst"] if entry[name]["columns"] else None,
+                entry[name]["test"],
+                (entry["paper"] or {}).get(name, {}),
+                None,
+            )
+            for method, entry in found.items()
+        }
+        views.append(View(name, list(next(iter(rows.values())).columns), [], rows))
+    runs = {
+        method: [Reading(path / each) for paths in entry["runs"].values() for each in paths]
+        for method, entry in entries.items()
+    }
+    without = [f"{method} has no complete run" for method, listed in runs.items() if not listed]
+    baseline = content["baseline"] if content["baseline"] in entries else None
+    return Group(dataset, baseline, content["seeds"], list(entries), views, runs, without)
+
+
+def _cost(runs: Sequence[Reading]) -> Cost:
+    """Of complete runs where there are any."""
+    summaries = [run.summary for run in ([run for run in runs if run.complete] or runs)]
+
+    def mean(values: Sequence[float]) -> float:
+        return sum(values) / len(values)
+
+    first = summaries[0]
+    memory = [each["peak_memory_bytes"] for each in summaries if "peak_memory_bytes" in each]
+    return Cost(
+        {
+            way: {kind: mean([each["bytes"][way][kind] for each in summaries]) for kind in kinds}
+            for way, kinds in first["bytes"].items()
+        },
+        {part: mean([each["seconds"][part] for each in summaries]) for part in (*_PARTS_OF_A_ROUND, "total")},
+        mean(memory) if memory else None,
+    )
+
+
+def _listed(names: Sequence[str], most: int = 4) -> str:
+    if len(names) > most:
+        return f"{len(names)} methods"
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

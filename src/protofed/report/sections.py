@@ -1,0 +1,355 @@
+"""The sections of the page, in the order they are read: results, pictures of other commands, how to do it again."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from protofed.experiments.figures import duration, percent, size
+from protofed.report.again import command, resume
+from protofed.report.curves import measures, series
+from protofed.report.elements import (
+    as_text,
+    behind,
+    chart,
+    command_line,
+    mean_and_spread,
+    method_table,
+    plain_table,
+    scroll,
+    signed,
+    stacked_bars,
+)
+from protofed.report.galleries import Gallery, galleries
+from protofed.report.markup import Html, join, tag
+from protofed.report.reading import Findings, Group, Row, View
+from protofed.report.wording import view_title
+
+_MOST_CLIENTS = 60
+"""Rows of the partition that are drawn."""
+_MOST_ROUNDS = 10
+"""Columns of the table behind the curves."""
+_WAYS = {"up": "sent up, by clients", "down": "sent down, by the server"}
+_PARTS = ("train", "aggregate", "evaluate")
+
+
+class Section(NamedTuple):
+    """A part of the page with a heading of its own."""
+
+    id: str
+    title: str
+    body: Html
+
+
+def results(findings: Findings, order: Mapping[str, int]) -> Iterator[Section]:
+    """What came out; `order` numbers the methods as the script does."""
+    parts: list[tuple[str, str, Callable[[Group, int, Mapping[str, int]], Html]]] = [
+        ("accuracy", "Accuracy", _accuracy),
+        ("course", "Round by round", _course),
+        ("chance", "Could it be chance?", _significance),
+        ("communication", "Communication", _communication),
+        ("time", "Time", _time),
+        ("partition", "Who holds what", _partition),
+    ]
+    for id, title, make in parts:
+        bodies = [(group, make(group, index, order)) for index, group in enumerate(findings.groups)]
+        several = len(findings.groups) > 1
+        shown = [join([tag("h3", group.title) if several else "", body]) for group, body in bodies if body]
+        if shown:
+            yield Section(id, title, join(shown))
+    if findings.tables:
+        tables = [
+            plain_table(table.title, table.columns, [[as_text(cell) for cell in row] for row in table.rows])
+            for table in findings.tables
+        ]
+        yield Section("computed", "Computed", join(tables))
+
+
+def _accuracy(group: Group, index: int, order: Mapping[str, int]) -> Html:
+    parts = []
+    for number, view in enumerate(group.views):
+        heading = f"Accuracy of {view_title(view)}"
+        dots = chart("dots", index, number, f"{heading}: one mark per method and test set, lines span the seeds")
+        parts.append(join([dots, _accuracy_table(view, heading, order)]))
+    return join(parts)
+
+
+def _accuracy_table(view: View, heading: str, order: Mapping[str, int]) -> Html:
+    labels = [*view.columns, *view.held_out]
+    has_worst = len(labels) > 1 and any(row.worst is not None for row in view.rows.values())
+    papers = any(row.paper for row in view.rows.values())
+    best = {
+        label: max((row.columns[label]["mean"] for row in view.rows.values() if label in row.columns), default=None)
+        for label in labels
+    }
+    best["average"] = max(row.average["mean"] for row in view.rows.values())
+    rows = {}
+    for name, row in view.rows.items():
+        cells = [mean_and_spread(row.columns.get(label), best[label], row.paper.get(label)) for label in labels]
+        cells.append(mean_and_spread(row.average, best["average"], row.paper.get("average")))
+        rows[name] = [*cells, *([_worst(row)] if has_worst else [])]
+    columns = [*view.columns, *(f"{name} (held out)" for name in view.held_out), view.average]
+    columns += ["worst"] if has_worst else []
+    note = "In %: mean over seeds ± standard deviation; the best of each column is bold."
+    note += " In brackets the paper's figure." if papers else ""
+    return join([method_table(heading, columns, rows, order), tag("p", note, class_="small")])
+
+
+def _worst(row: Row) -> Html:
+    if row.worst is None:
+        return Html("–")
+    names = row.worst.get("names", ())
+    most_often = max(names, key=names.count) if names else ""
+    return join([mean_and_spread(row.worst), tag("span", f" {most_often}", class_="soft")])
+
+
+def _course(group: Group, index: int, order: Mapping[str, int]) -> Html:
+    followed = measures(group)
+    table = _curve_table(group, order)
+    if not table:
+        return Html("")
+    options = [tag("option", measure.label, value=measure.key) for measure in followed]
+    choice = tag("label", "Show ", tag("select", *options, data_measure=index), class_="choice script")
+    title = "Mean over seeds after each round; the band spans the lowest and the highest seed"
+    parts = [choice, chart("curves", index, 0, title), behind("Figures behind the curves", table)]
+    for view in group.views:
+        rows = {name: _milestones(row.course) for name, row in view.rows.items() if row.course}
+        if len(group.methods) > 1 and rows:
+            target = group.target.get(view.name)
+            title = f"On the way, {view_title(view)}: up to {percent(target)} %, the target"
+            columns = ["rounds to target", "bytes to target", "settled in round", "fluctuation"]
+            parts.append(behind(title, method_table(title, columns, rows, order)))
+    return join(parts)
+
+
+def _milestones(course: Mapping[str, Any]) -> list[str]:
+    def reached(found: Mapping[str, Any], show: Callable[[float], str]) -> str:
+        if found["mean"] is not None:
+            return show(found["mean"])
+        return f"{found['reached']} of {len(found['seeds'])} seeds" if found["reached"] else "–"
+
+    return [
+        reached(course["rounds_to_target"], "{:.1f}".format),
+        reached(course["bytes_to_target"], size),
+        reached(course["convergence_round"], "{:.1f}".format),
+        percent(course["fluctuation"]["mean"]),
+    ]
+
+
+def _curve_table(group: Group, order: Mapping[str, int]) -> Html:
+    main = measures(group)[0]
+    lines = {name: line for name in group.methods if (line := series(group.runs[name], main))}
+    if not lines:
+        return Html("")
+    rounds = sorted({number for line in lines.values() for number in line.rounds})
+    step = max(1, -(-len(rounds) // _MOST_ROUNDS))
+    picked = rounds[::-1][::step][::-1]
+    show = percent if main.percent else "{:.3f}".format
+    rows = {}
+    for name, line in lines.items():
+        at = dict(zip(line.rounds, line.mean, strict=True))
+        rows[name] = [show(at[number]) if number in at else "–" for number in picked]
+    return method_table(f"{main.label} after round", list(map(str, picked)), rows, order)
+
+
+def _significance(group: Group, index: int, order: Mapping[str, int]) -> Html:
+    if len(group.methods) < 2:
+        return Html("")
+    parts = []
+    tested = 0
+    for view in group.views:
+        tests = {name: row.test for name, row in view.rows.items() if row.test is not None}
+        if not tests:
+            continue
+        has_interval = any(test["interval"] is not None for test in tests.values())
+        title = f"Difference to {group.baseline}, {view_title(view)}"
+        if has_interval:
+            parts.append(chart("tests", index, tested, f"{title}, in points, with its 95 % interval"))
+            tested += 1
+        rows = {name: _test(test) for name, test in tests.items()}
+        columns = ["difference", "95 % interval", "p", "p (Holm)", "seeds"]
+        parts.append(method_table(title, columns, rows, order))
+    if not parts:
+        return tag("p", "A test needs two seeds or more: add some with --seeds 0,1,2.")
+    note = (
+        "Paired t-tests over the same seeds, corrected after Holm for the number of methods. An interval that crosses "
+        "zero means that these seeds cannot tell the two apart."
+    )
+    return join([*parts, tag("p", note, class_="small")])
+
+
+def _test(test: Mapping[str, Any]) -> list[str]:
+    interval = test["interval"]
+    return [
+        signed(test["difference"]),
+        "–" if interval is None else f"{signed(interval[0])} to {signed(interval[1])}",
+        "–" if test["p"] is None else f"{test['p']:.3f}",
+        "–" if test["p_holm"] is None else f"{test['p_holm']:.3f}",
+        str(test["seeds"]),
+    ]
+
+
+def _communication(group: Group, index: int, order: Mapping[str, int]) -> Html:
+    costs = group.costs
+    if not costs:
+        return Html("")
+    kinds = [kind for kind in next(iter(costs.values())).bytes["up"] if kind != "total"]
+    used = [kind for kind in kinds if any(cost.bytes[way][kind] for cost in costs.values() for way in _WAYS)]
+    most = max(cost.bytes[way]["total"] for cost in costs.values() for way in _WAYS) or 1
+    bars = [
+        stacked_bars(
+            f"Bytes of one run, {words}",
+            {name: {kind: cost.bytes[way][kind] for kind in used} for name, cost in costs.items()},
+            most,
+            size,
+            order,
+        )
+        for way, words in _WAYS.items()
+    ]
+    rows = {
+        name: [size(cost.bytes[way][kind]) for way in _WAYS for kind in (*used, "total")]
+        for name, cost in costs.items()
+    }
+    columns = [f"{kind} {way}" for way in _WAYS for kind in (*used, "total")]
+    spent = Html("")
+    if group.views:
+        spent = chart("spent", index, 0, "Average accuracy against everything sent until then, up and down")
+    table = method_table("Bytes of one run", columns, rows, order)
+    return join([tag("div", *bars, class_="pair"), spent, behind("Exact figures", table)])
+
+
+def _time(group: Group, _index: int, order: Mapping[str, int]) -> Html:
+    costs = group.costs
+    if not costs:
+        return Html("")
+    most = max(sum(cost.seconds[part] for part in _PARTS) for cost in costs.values()) or 1
+    bars = stacked_bars(
+        "Time of one run",
+        {name: {part: cost.seconds[part] for part in _PARTS} for name, cost in costs.items()},
+        most,
+        duration,
+        order,
+    )
+    rows = {
+        name: [*(duration(cost.seconds[part]) for part in (*_PARTS, "total")), size(cost.memory)]
+        for name, cost in costs.items()
+    }
+    table = method_table("Time and memory of one run", [*_PARTS, "total", "peak memory"], rows, order)
+    return join([bars, behind("Exact figures", table)])
+
+
+def _partition(group: Group, _index: int, _order: Mapping[str, int]) -> Html:
+    """Classes x clients, as a table whose cells are as dark as they are full."""
+    # Pooled data has a single holder, which says nothing about the others.
+    dealt = [run for run in group.readings if len(run.config["partition"]["clients"]) > 1] or group.readings
+    if not dealt:
+        return Html("")
+    config = dealt[0].config
+    clients, classes = config["partition"]["clients"], config["data"]["classes"]
+    most = max(max(entry["per_class"]) for entry in clients.values()) or 1
+    rows = [
+        tag(
+            "tr",
+            tag("th", client, scope="row"),
+            *(tag("td", count or "", style=f"--fill:{count / most:.3f}") for count in entry["per_class"]),
+            tag("td", entry["train"], class_="total"),
+        )
+        for client, entry in list(clients.items())[:_MOST_CLIENTS]
+    ]
+    head = tag("tr", tag("td"), *(tag("th", name, scope="col") for name in classes), tag("th", "all", scope="col"))
+    title = f"Training images of each client by class, {config['partition']['protocol']}, seed {config['seed']}"
+    table = tag("table", tag("caption", title), tag("thead", head), tag("tbody", *rows), class_="heat")
+    notes = [f"The first {_MOST_CLIENTS} of {len(clients)} clients."] if len(clients) > _MOST_CLIENTS else []
+    if config["partition"]["held_out"]:
+        notes.append(f"Held out, for testing only: {', '.join(config['partition']['held_out'])}.")
+    return join([scroll(table, title), *(tag("p", note, class_="small") for note in notes)])
+
+
+def pictures(findings: Findings) -> Iterator[Section]:
+    """What other commands left in the run folders."""
+    found: dict[str, list[Gallery]] = {}
+    for gallery in galleries(findings.readings):
+        found.setdefault(gallery.name, []).append(gallery)
+    for name, listed in found.items():
+        yield Section(name, listed[0].title, join(_gallery(each) for each in listed))
+
+
+def _gallery(gallery: Gallery) -> Html:
+    pictures = [
+        tag(
+            "figure",
+            tag("img", src=picture.source, alt=picture.caption, loading="lazy"),
+            tag("figcaption", picture.caption),
+        )
+        for picture in gallery.pictures
+    ]
+    parts: list[object] = [tag("h3", gallery.run)]
+    if gallery.text:
+        parts.append(tag("p", gallery.text))
+    parts += [
+        plain_table(title, columns, [[as_text(cell) for cell in row] for row in rows])
+        for title, columns, rows in gallery.tables
+    ]
+    if pictures:
+        parts.append(tag("div", *pictures, class_="gallery"))
+    if gallery.left_out:
+        parts.append(tag("p", f"{gallery.left_out} more pictures are in the run folder.", class_="small"))
+    return join(parts)
+
+
+def about(findings: Findings) -> Iterator[Section]:
+    """How it was made."""
+    yield Section("again", "Run it again", _again(findings))
+    configurations = _configurations(findings)
+    if configurations:
+        yield Section("configuration", "Configuration", configurations)
+
+
+def _again(findings: Findings) -> Html:
+    parts: list[object] = []
+    words = command(findings)
+    if words is None:
+        parts.append(
+            tag(
+                "p",
+                "It was made from Python, with variants of its own; `protofed run --from` takes its run.json files.",
+            )
+        )
+    else:
+        parts += [tag("p", "With the versions below this gives the same figures:"), command_line(words)]
+    going_on = resume(findings)
+    if going_on:
+        parts += [tag("p", "To finish what is here:"), command_line(going_on)]
+    if findings.readings:
+        versions = findings.readings[0].config["versions"]
+        parts.append(
+            tag("p", "Versions: " + ", ".join(f"{name} {number}" for name, number in versions.items()), class_="small")
+        )
+    return join(parts)
+
+
+def _configurations(findings: Findings) -> Html:
+    """One list for each method: everything that was settled before its first round."""
+    parts = []
+    for group in findings.groups:
+        for name, runs in group.runs.items():
+            if not runs:
+                continue
+            config = {
+                key: value for key, value in runs[0].config.items() if key not in ("options", "versions", "warnings")
+            }
+            config["partition"] = {key: value for key, value in config["partition"].items() if key != "clients"}
+            title = f"{name}, {group.title}" if len(findings.groups) > 1 else name
+            rows = [[key, value] for key, value in _flat(config)]
+            parts.append(
+                behind(title, plain_table(f"Configuration of {title}", ["setting", "value"], rows, figures=False))
+            )
+    return join(parts)
+
+
+def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for key, item in value.items():
+        if isinstance(item, Mapping):
+            yield from _flat(item, f"{prefix}{key}.")
+        elif isinstance(item, list) and len(item) > 1 and len(set(map(str, item))) == 1:
+            yield f"{prefix}{key}", f"{len(item)} times {item[0]}"
+        else:
+            yield f"{prefix}{key}", ", ".join(map(str, item)) if isinstance(item, list) else str(item)

@@ -1,0 +1,93 @@
+"""The result in words."""
+
+from protofed.experiments.figures import duration, percent, size
+from protofed.report.reading import Findings, Group, View
+
+_CHANCE = 0.05
+
+
+def headline(findings: Findings) -> list[str]:
+    """A few sentences a reader may stop after."""
+    sentences = [sentence for group in findings.groups for sentence in _of_group(findings, group)]
+    if not sentences:
+        return [
+            "Nothing is finished yet."
+            if not findings.tables
+            else "Computed from exact message sizes, without training."
+        ]
+    return sentences
+
+
+def view_title(view: View) -> str:
+    """What was scored."""
+    return "the server's model" if view.name == "global" else "the model each client would use"
+
+
+def _of_group(findings: Findings, group: Group) -> list[str]:
+    where = f"{group.title}: " if len(findings.groups) > 1 else ""
+    if len(group.methods) == 1:
+        return [where + sentence for sentence in _alone(group)]
+    return [where + sentence for view in group.views for sentence in _compared(group, view)] + _cheapest(group)
+
+
+def _alone(group: Group) -> list[str]:
+    (name,) = group.methods
+    runs = group.runs[name]
+    if not group.views or not runs:
+        return []
+    view = group.views[0]
+    row, run = view.rows[name], runs[0]
+    what = "domains" if view.name == "global" else "clients"
+    so_far = "" if run.complete else f" so far, after {len(run.rounds)} of {run.planned} rounds"
+    sentences = [f"{name} reaches {percent(row.average['mean'])} % on average over all {what}{so_far}."]
+    if row.worst is not None and len(row.columns) > 1:
+        sentences.append(f"It is weakest on {row.worst['names'][0]}, with {percent(row.worst['mean'])} %.")
+    cost = group.costs[name]
+    sent = f"{size(cost.bytes['up']['total'])} up and {size(cost.bytes['down']['total'])} down"
+    sentences.append(f"{len(run.rounds)} rounds took {duration(cost.seconds['total'])} and sent {sent}.")
+    return sentences
+
+
+def _compared(group: Group, view: View) -> list[str]:
+    best = max(view.rows, key=lambda name: view.rows[name].average["mean"])
+    row = view.rows[best]
+    average = f"{percent(row.average['mean'])} %"
+    if len(view.rows) == 1:
+        return [f"By {view_title(view)}, only {best} can be scored: {average} on average."]
+    sentences = [f"By {view_title(view)}, {best} is best on average with {average}{_against(group, view, best)}."]
+    worst = {name: other.worst["mean"] for name, other in view.rows.items() if other.worst is not None}
+    if worst and len(row.columns) > 1:
+        firm = max(worst, key=lambda name: worst[name])
+        also = "also " if firm == best else ""
+        sentences.append(f"Where each does worst, {firm} {also}loses least: {percent(worst[firm])} %.")
+    return sentences
+
+
+def _against(group: Group, view: View, best: str) -> str:
+    """The distance to the baseline, and whether it may be chance."""
+    baseline = group.baseline
+    if baseline not in view.rows:
+        return ""
+    assert baseline is not None
+    if best == baseline:
+        return ", and it is the baseline: nothing here is better"
+    gap = 100 * (view.rows[best].average["mean"] - view.rows[baseline].average["mean"])
+    ahead = f", {gap:.2f} points above {baseline}"
+    test = view.rows[best].test
+    if test is None or test["p_holm"] is None:
+        return f"{ahead}; with so few seeds that may be chance"
+    verdict = "more than chance explains" if test["p_holm"] < _CHANCE else "which may be chance"
+    return f"{ahead} over {test['seeds']} seeds (p = {test['p_holm']:.3f}), {verdict}"
+
+
+def _cheapest(group: Group) -> list[str]:
+    total = {name: sum(cost.bytes[way]["total"] for way in ("up", "down")) for name, cost in group.costs.items()}
+    sending = {name: bytes for name, bytes in total.items() if bytes}
+    if len(sending) < 2:
+        return []
+    least, most = min(sending, key=lambda name: sending[name]), max(sending, key=lambda name: sending[name])
+    ratio = sending[most] / sending[least]
+    if ratio < 1.05:
+        return [f"All send about as much: {size(sending[least])} up and down in a run."]
+    times = f"{ratio:.1f} times" if ratio < 10 else f"{ratio:.0f} times"
+    return [f"{least} sends least, {size(sending[least])} in a run; {most} sends {times} as much."]

@@ -1,0 +1,177 @@
+"""What stands on the page, and that it is made from folders alone."""
+
+import ast
+import base64
+import json
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+import protofed
+from protofed.cli import main
+from protofed.errors import UserError
+from protofed.report import read, render, write_report
+from protofed.report.again import command
+from protofed.report.wording import headline
+
+DOT = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
+
+
+def text_of(page: str) -> str:
+    return re.sub(r"<[^>]+>", " ", re.sub(r"<(script|style).*?</\1>", "", page, flags=re.DOTALL))
+
+
+def test_a_comparison_says_what_its_files_say(compared: Path) -> None:
+    content = json.loads((compared / "comparison.json").read_text())
+    page = text_of(render(read(compared)))
+    for name in ("fedavg", "i2pfl"):
+        for part in (
+            content["methods"][name]["global"]["average"],
+            *content["methods"][name]["global"]["per_domain"].values(),
+        ):
+            assert f"{100 * part['mean']:.2f}" in page
+        assert f"{100 * content['methods'][name]['global']['worst_domain']['mean']:.2f}" in page
+    test = content["methods"]["i2pfl"]["global"]["test"]
+    assert f"{test['p_holm']:.3f}" in page
+    assert "the model each client would use" in page
+    for title in ("Accuracy", "Round by round", "Could it be chance?", "Communication", "Time", "Who holds what"):
+        assert title in page
+    assert content["methods"]["i2pfl"]["knobs"].keys() <= set(re.findall(r"method\.knobs\.(\w+)", page))
+
+
+def test_the_words_name_the_best_and_the_cheapest(compared: Path) -> None:
+    content = json.loads((compared / "comparison.json").read_text())["methods"]
+    said = " ".join(headline(read(compared)))
+    best = max(("fedavg", "i2pfl"), key=lambda name: content[name]["global"]["average"]["mean"])
+    assert f"By the server's model, {best} is best on average" in said
+    assert "fedproto sends least" in said
+
+
+def test_the_command_does_it_again(compared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = shlex.split(command(read(compared)) or "")
+    monkeypatch.chdir(tmp_path)
+    assert main([*words[1:], "--quiet"]) == 0
+    first, again = (json.loads((path / "comparison.json").read_text()) for path in (compared, tmp_path / "again"))
+    for name, entry in first["methods"].items():
+        assert again["methods"][name]["runs"] == entry["runs"]
+        assert again["methods"][name]["personal"]["average"] == entry["personal"]["average"]
+
+
+def test_a_run_and_one_that_is_not_complete(tiny_run, tmp_path: Path) -> None:
+    run = tiny_run("fedavg", rounds=3)
+    page = text_of(render(read(run.path)))
+    assert f"{100 * run.summary['accuracy']['global']['average']:.2f} % on average over all domains" in page
+    assert "Could it be chance?" not in page
+    half = tmp_path / "half"
+    shutil.copytree(run.path, half)
+    (half / "summary.json").unlink()
+    lines = (half / "rounds.jsonl").read_text().splitlines(keepends=True)
+    (half / "rounds.jsonl").write_text("".join(lines[:2]) + lines[2][:40])
+    page = text_of(render(read(half)))
+    assert "after 2 of 3 rounds" in page
+    assert "nobody is at it now" in page
+    assert f"protofed run --resume --out {half}" in page
+    (half / "rounds.jsonl").write_text("")
+    assert "Nothing is finished yet" in render(read(half))
+
+
+def test_a_run_by_label_shows_its_clients(tiny_run) -> None:
+    run = tiny_run("fedproto", protocol="dirichlet=0.5,clients=4")
+    page = text_of(render(read(run.path)))
+    assert "It is weakest on client-" in page
+    for client, entry in run.config["partition"]["clients"].items():
+        assert re.search(rf"{client}\s+.*?\b{entry['train']}\b", page, re.DOTALL)
+
+
+def test_a_reproduction_shows_the_papers_figures(tmp_path: Path) -> None:
+    from protofed.experiments.reproduce import reproduce
+    from protofed.testing import toy_data
+
+    domains = ["caltech", "amazon", "webcam", "dslr"]
+    toy_data(tmp_path / "root" / "office_caltech10", domains, classes=10, train=30, test=10, channels=3)
+    reproduce(
+        "i2pfl.table2", out=tmp_path / "t", data_root=str(tmp_path / "root"), datasets="office_caltech10",
+        methods="fedavg,i2pfl", model="mlp", image_size=8, rounds=1, epochs=1, engine="loop",
+        set={"model.hidden": 8, "data.augment": "none"},
+    )  # fmt: skip
+    findings = read(tmp_path / "t")
+    page = text_of(render(findings))
+    assert "(72.84)" in page
+    assert "(66.00)" in page
+    words = shlex.split(command(findings) or "")
+    assert words[:3] == ["protofed", "reproduce", "i2pfl.table2"]
+    assert words[words.index("--methods") : words.index("--methods") + 2] == ["--methods", "fedavg,i2pfl"]
+    computed = tmp_path / "c"
+    reproduce("conffedproto.table2", out=computed)
+    assert "parameters" in text_of(render(read(computed)))
+
+
+def test_pictures_of_other_commands_are_inside(tiny_run) -> None:
+    run = tiny_run("fedavg")
+    folder = run.path / "explanations"
+    folder.mkdir()
+    (folder / "part.png").write_bytes(DOT)
+    outside = {"image": "../../secret.png", "caption": "not ours"}
+    items = [{"image": "part.png", "caption": "a <part>"}, {"image": "gone.png", "caption": "gone"}, outside]
+    table = {"title": "Agreement", "columns": ["client", "agreement"], "rows": [["a-0", 0.5]]}
+    index = {"title": "Why it said so", "items": items, "tables": [table], "else": 1}
+    (folder / "explanations.json").write_text(json.dumps(index))
+    (run.path / "audit").mkdir()
+    (run.path / "audit" / "audit.json").write_text("{broken")
+    page = render(read(run.path))
+    assert f"data:image/png;base64,{base64.b64encode(DOT).decode()}" in page
+    assert "Why it said so" in page
+    assert "a &lt;part&gt;" in page
+    assert "2 more pictures" in page
+    assert "Agreement" in page
+    assert "not ours" not in page
+
+
+def test_names_from_data_stay_text(tiny_run, make_data) -> None:
+    evil = "</script><script>alert(1)</script>"
+    run = tiny_run("fedavg", make_data(("a", "b")))
+    config = run.config
+    config["data"]["classes"][0] = config["method"]["name"] = evil
+    (run.path / "run.json").write_text(json.dumps(config))
+    page = render(read(run.path))
+    assert "<script>alert" not in page
+    assert page.count("</script>") == 2
+
+
+def test_mistakes(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="there is no folder"):
+        read(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="neither"):
+        read(tmp_path)
+    (tmp_path / "comparison.json").write_text("[")
+    with pytest.raises(UserError, match="damaged"):
+        read(tmp_path)
+
+
+def test_from_the_command_line(compared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(compared), "--out", str(tmp_path / "sub" / "page.html")]) == 0
+    assert (tmp_path / "sub" / "page.html").read_text().startswith("<!doctype html>")
+    assert "page.html" in capsys.readouterr().out
+    assert main(["report", str(tmp_path / "nowhere")]) == 2
+
+
+def test_a_large_comparison_stays_small(large: Path) -> None:
+    assert write_report(large).stat().st_size < 1_000_000
+
+
+def test_reading_trains_nothing() -> None:
+    """The page is made from what was written: this room uses no other that trains."""
+    forbidden = {"run", "compare", "reproduce", "sweep", "pretrain", "assembly", "schedule", "processes", "estimate"}
+    room = Path(protofed.__file__).parent / "report"
+    for path in room.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                parts = node.module.split(".")
+                assert parts[0] != "torch"
+                assert parts[:2] not in (["protofed", "engines"], ["protofed", "method"], ["protofed", "methods"])
+                assert parts[:2] != ["protofed", "experiments"] or (len(parts) > 2 and parts[2] not in forbidden)
