@@ -13,7 +13,7 @@ from protofed.clients.samples import ClientSamples
 from protofed.data import Augment, Dataset, Images, Partition
 from protofed.method import At, Method, Plan
 from protofed.models import Split
-from protofed.models.folding import Folds
+from protofed.models.stand_ins import Recipe
 from protofed.seeding import generator
 
 
@@ -22,8 +22,8 @@ class FrozenPart:
     """Stages of one architecture that no step trains and that do the same in training as in evaluation."""
 
     stages: tuple[str, ...] = ()
-    folds: Mapping[str, Folds] = field(default_factory=dict)
-    """Those with batch normalisation that is folded."""
+    recipes: Mapping[str, Recipe] = field(default_factory=dict)
+    """For the stand-ins of those with batch normalisation to be folded."""
     prefix: tuple[str, ...] = ()
     """The leading ones: what comes out of them is kept."""
     shape: tuple[int, ...] = ()
