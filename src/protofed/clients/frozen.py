@@ -18,9 +18,9 @@ from protofed.clients.setting import FrozenPart, Setting
 from protofed.clients.training import set_modes, trained_names
 from protofed.errors import UserError
 from protofed.method import Method
-from protofed.models import ImageShape, Split, laid_out, tensors
-from protofed.models.folding import find_folds, folded
+from protofed.models import ImageShape, Split, tensors
 from protofed.models.net import Net, Shortcut
+from protofed.models.stand_ins import find_recipe, stand_in
 from protofed.seeding import generator
 
 FROZEN = ("auto", "cached", "plain")
@@ -41,7 +41,7 @@ class Choice:
         """As run.json has it."""
         return {
             "kept": [list(part.prefix) for part in self.parts],
-            "folded": [list(part.folds) for part in self.parts],
+            "folded": [list(part.recipes) for part in self.parts],
             "why": self.why,
         }
 
@@ -81,7 +81,7 @@ def choose_frozen(name: str, setting: Setting) -> Choice:
         return Choice(parts, "the first stages are not trained, so their output is computed once for each sample")
     if name == "cached":
         raise UserError(f"--frozen cached: {problem.what}; {problem.remedy}")
-    return Choice(parts if any(part.prefix or part.folds for part in parts) else (), problem.what)
+    return Choice(parts if any(part.prefix or part.recipes for part in parts) else (), problem.what)
 
 
 def _too_large(setting: Setting) -> bool:
@@ -108,7 +108,7 @@ def find_frozen(method: Method, model: Split, image_shape: ImageShape) -> Frozen
     set_modes(method, net)
     like = next(model.parameters())
     x = torch.randn(_TRIAL, *image_shape, generator=generator(0, "frozen"), dtype=torch.float64).to(like)
-    still, folds, shapes = [], {}, {}
+    still, recipes, shapes = [], {}, {}
     for name, stage in net.model.stages().items():
         with torch.random.fork_rng(devices=[]):
             in_training = stage(x) if name in untrained else None
@@ -116,11 +116,12 @@ def find_frozen(method: Method, model: Split, image_shape: ImageShape) -> Frozen
         h = stage(x)
         if in_training is not None and torch.equal(in_training, h):
             still.append(name)
-            if found := find_folds(stage, x):
-                folds[name] = found
+            recipe = find_recipe(stage, x)
+            if recipe.folds:
+                recipes[name] = recipe
         x, shapes[name] = h, tuple(h.shape[1:])
     prefix = model.stage_names[: _leading(model, still)]
-    return FrozenPart(tuple(still), folds, prefix, shapes[prefix[-1]] if prefix else ())
+    return FrozenPart(tuple(still), recipes, prefix, shapes[prefix[-1]] if prefix else ())
 
 
 def _leading(model: Split, still: list[str]) -> int:
@@ -176,8 +177,8 @@ class FrozenStages:
     def _shortcut(self) -> Shortcut:
         stages = self._model.stages()
         stand_ins = {
-            name: laid_out(folded(stages[name], folds).to(self._setting.device), self._setting.layout)
-            for name, folds in self._part.folds.items()
+            name: stand_in(stages[name], recipe, self._setting.layout).to(self._setting.device)
+            for name, recipe in self._part.recipes.items()
         }
         return Shortcut(stand_ins, len(self._part.prefix), self._recall)
 

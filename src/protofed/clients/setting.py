@@ -15,7 +15,7 @@ from protofed.data import Augment, Dataset, Images, Partition
 from protofed.guards import UNGUARDED, Guard
 from protofed.method import At, Method, Plan
 from protofed.models import Split
-from protofed.models.folding import Folds
+from protofed.models.stand_ins import Recipe
 from protofed.records import Robust
 from protofed.seeding import generator
 
@@ -25,8 +25,8 @@ class FrozenPart:
     """Stages of one architecture that no step trains and that do the same in training as in evaluation."""
 
     stages: tuple[str, ...] = ()
-    folds: Mapping[str, Folds] = field(default_factory=dict)
-    """Those with batch normalisation that is folded."""
+    recipes: Mapping[str, Recipe] = field(default_factory=dict)
+    """For the stand-ins of those with batch normalisation to be folded."""
     prefix: tuple[str, ...] = ()
     """The leading ones: what comes out of them is kept."""
     shape: tuple[int, ...] = ()
