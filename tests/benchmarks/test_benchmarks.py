@@ -74,8 +74,8 @@ def test_suite_beside_flower(benchmark):
 
 def test_scaling_quick(benchmark, tmp_path):
     scaling = benchmark("scaling")
-    runs = [scaling.measure(clients, 0.5, workers=2, rounds=1) for clients in (4, 8)]
-    assert [run.participants for run in runs] == [2, 4]
+    runs = [scaling.measure(8, 0.5, workers=2, rounds=1)]
+    assert [run.participants for run in runs] == [4]
     assert all(run.peak > run.data > 0 and run.round > 0 and run.start_up > 0 for run in runs)
     assert "| 8 " in scaling.as_table(runs)
     pytest.importorskip("matplotlib")

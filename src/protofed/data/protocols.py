@@ -108,13 +108,14 @@ def _by_domain(
         order = np.array(dataset.offsets[name], dtype=np.int64)
         rng.shuffle(order)
         remainder = order
+        present = np.unique(labels[order])
         sizes = _sizes(name, len(order), len(ids), share_of[name], len(dataset.classes))
         for client, wanted, size in zip(ids, *sizes, strict=True):
             taken, remainder = remainder[:size], remainder[size:]
             if size < wanted:
                 warnings.append(f"client {client} gets {size} images instead of {wanted}: domain {name} has no more")
             if ensure_all_classes:
-                taken, remainder, lacking = _complete_classes(taken, remainder, labels, labels[order], rng)
+                taken, remainder, lacking = _complete_classes(taken, remainder, labels, present, rng)
                 if lacking:
                     absent = ", ".join(dataset.classes[label] for label in lacking)
                     warnings.append(f"client {client} lacks class {absent}: domain {name} has none left to swap in")
@@ -212,16 +213,19 @@ def _sizes(name: str, available: int, clients: int, share: int | None, classes: 
 
 
 def _complete_classes(
-    taken: IntArray, remainder: IntArray, labels: IntArray, domain_labels: IntArray, rng: np.random.Generator
+    taken: IntArray, remainder: IntArray, labels: IntArray, present: IntArray, rng: np.random.Generator
 ) -> tuple[IntArray, IntArray, list[int]]:
     """Swap in one image of every class a client lacks, for one of a class it has at least two of.
 
     The exchange is with what no client has yet, so an image is never with two clients. Also returns the classes that
     could not be had.
     """
+    missing = np.setdiff1d(present, labels[taken])
+    if not len(missing):
+        return taken, remainder, []
     taken, remainder = taken.copy(), remainder.copy()
     lacking: list[int] = []
-    for label in np.setdiff1d(domain_labels, labels[taken]):
+    for label in missing:
         held = np.bincount(labels[taken], minlength=int(labels.max()) + 1)
         wanted = np.flatnonzero(labels[remainder] == label)
         spare = np.flatnonzero(held[labels[taken]] >= 2)
