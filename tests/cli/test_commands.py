@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from protofed.cli import main
+from protofed.cli import completion, main
 from protofed.cli.app import app
 
 TINY = ["--model", "mlp", "--samples-per-client", "40", "--rounds", "2", "--engine", "loop"]
@@ -206,13 +206,15 @@ def test_near_misses_are_suggested(protofed):
     assert "did you mean lenet5" in protofed("run", "--model", "lenet", check=2).stderr
 
 
-@pytest.mark.parametrize(("typed", "offered"), [("run i2", "i2pfl"), ("run --model resnet5", "resnet50")])
-def test_a_shell_completes_names(typed, offered):
-    words = f"protofed {typed}"
+def test_a_shell_completes_names():
+    words = "protofed run --model resnet5"
     asked = {"_PROTOFED_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
     script = "import sys; sys.argv = ['protofed']; from protofed.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", script], env={**os.environ, **asked}, capture_output=True, text=True)
-    assert done.stdout.split() == [offered]
+    assert done.stdout.split() == ["resnet50"]
+    assert completion.methods("i2") == ["i2pfl"]
+    assert completion.data("dig") == ["digits"]
+    assert "i2pfl.table2" in completion.tables("i2pfl.")
 
 
 def test_the_installed_command_is_a_process_of_its_own(tmp_path):
