@@ -5,6 +5,7 @@ from protofed.clients.jobs import Evaluate, Failed, Job, Predict, Predicted, Res
 from protofed.clients.rehearsal import GlobalModel, Templates, rehearse
 from protofed.clients.setting import Setting
 from protofed.clients.store import ClientStore, write_atomically
+from protofed.clients.wire import decode_job, decode_result, encode_job, encode_result, seal, unseal
 
 __all__ = [
     "ClientSide",
@@ -21,6 +22,12 @@ __all__ = [
     "Templates",
     "Train",
     "Trained",
+    "decode_job",
+    "decode_result",
+    "encode_job",
+    "encode_result",
     "rehearse",
+    "seal",
+    "unseal",
     "write_atomically",
 ]

@@ -4,11 +4,14 @@ import os
 import sys
 
 from protofed.clients import Setting, Templates
+from protofed.engines.flower import FlowerEngine, Recipe
+from protofed.engines.grid import prepare_flower
 from protofed.engines.loop import LoopEngine
 from protofed.engines.workers import WorkersEngine
+from protofed.errors import UserError
 from protofed.federation.engine import Engine
 
-ENGINES = ("auto", "loop", "workers")
+ENGINES = ("auto", "loop", "workers", "flower")
 
 CAN_FORK = sys.platform == "linux"
 
@@ -23,9 +26,16 @@ def choose_engine(name: str, workers: int | None, clients: int, device: str) -> 
     count = min(workers or cores(), clients)
     if name == "loop" or (name == "auto" and (count == 1 or device != "cpu" or not CAN_FORK)):
         return "loop", 1
+    if name == "flower":
+        prepare_flower()
+        if device != "cpu":
+            raise UserError(f"engine=flower computes on the CPU; leave out --device {device}, or take another engine")
+        return "flower", count
     return "workers", count
 
 
-def make_engine(name: str, workers: int, setting: Setting, templates: Templates) -> Engine:
-    """A running engine; close it when done."""
+def make_engine(name: str, workers: int, setting: Setting, templates: Templates, recipe: Recipe) -> Engine:
+    """A running engine; close it when done. `recipe` is for engines whose processes share nothing with this one."""
+    if name == "flower":
+        return FlowerEngine(recipe, setting.partition.clients, workers)
     return LoopEngine(setting, templates) if name == "loop" else WorkersEngine(setting, templates, workers)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from pydantic import Field, TypeAdapter, ValidationError
 
-from protofed.clients import Setting, Templates, rehearse
+from protofed.clients import ClientSide, Setting, Templates, rehearse
 from protofed.data import Augment, Dataset, load, make_partition
 from protofed.data.catalog import data_options
 from protofed.engines import choose_engine
@@ -87,7 +87,7 @@ class Assembly:
                         "per_class": counts.tolist(),
                     }
                     for client, counts in zip(
-                        partition.clients, partition.counts(setting.pool.y, len(dataset.classes)), strict=True
+                        partition.clients, partition.counts(dataset.pooled_labels(), len(dataset.classes)), strict=True
                     )
                 },
             },
@@ -109,6 +109,25 @@ class Assembly:
                 "numpy": np.__version__,
             },
         }
+
+
+@dataclass(frozen=True)
+class ClientSideRecipe:
+    """What a process that shares nothing with this one needs to play the clients of a run."""
+
+    options: str
+    """As JSON, so that it can be hashed."""
+    clients_folder: Path
+
+    @classmethod
+    def of(cls, assembly: Assembly) -> "ClientSideRecipe":
+        """The recipe of a run that is assembled here."""
+        return cls(assembly.options.model_dump_json(), assembly.setting.clients_folder.absolute())
+
+    def __call__(self) -> ClientSide:
+        """Assemble the run once more; nothing in it depends on where that happens."""
+        assembly = assemble(Options.model_validate_json(self.options), self.clients_folder)
+        return ClientSide(assembly.setting, assembly.templates)
 
 
 def assemble(options: Options, clients_folder: Path) -> Assembly:

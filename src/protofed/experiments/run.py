@@ -14,7 +14,7 @@ from safetensors.torch import save
 from protofed.clients import write_atomically
 from protofed.engines import make_engine
 from protofed.errors import UserError
-from protofed.experiments.assembly import Assembly, assemble
+from protofed.experiments.assembly import Assembly, ClientSideRecipe, assemble
 from protofed.experiments.options import Options, make_options
 from protofed.experiments.results import Run, best_validated, mean_of_last
 from protofed.federation import Federation, RunFolder, Watch
@@ -85,7 +85,9 @@ def _run(assembly: Assembly, folder: RunFolder, resume: bool, callbacks: list[An
         log.warning("%s", warning)
     start = time.perf_counter()
     options, setting = assembly.options, assembly.setting
-    engine = make_engine(assembly.engine, assembly.workers, setting, assembly.templates)
+    engine = make_engine(
+        assembly.engine, assembly.workers, setting, assembly.templates, ClientSideRecipe.of(assembly)
+    )
     try:
         watch = Watch(
             options.participation,
