@@ -50,9 +50,8 @@ class Setting:
         return {client: index for index, client in enumerate(self.partition.clients)}
 
     @cached_property
-    def pool(self) -> Images:
-        """The training images of all domains; partitions index into it."""
-        return self.dataset.pooled_train()
+    def _labels(self) -> Tensor:
+        return self.dataset.pooled_labels()
 
     @cached_property
     def sizes(self) -> dict[str, int]:
@@ -77,9 +76,9 @@ class Setting:
     def samples(self, client: str) -> ClientSamples:
         """The client's training samples, with those it validates on beside them."""
         train, validation = self._train_and_validation(client)
-        beside = self._clean(self.pool.take(validation)) if len(validation) else None
+        beside = self._clean(self.dataset.take_train(validation)) if len(validation) else None
         return ClientSamples(
-            self.pool.take(train),
+            self.dataset.take_train(train),
             self.dataset.normalise,
             self.augment,
             self.dtype,
@@ -93,7 +92,7 @@ class Setting:
         if domain is not None:
             return self._clean(self.dataset.domains[domain].test)
         kept = self._train_and_validation(str(client))[1] if validates else self.partition.holdout[str(client)]
-        return self._clean(self.pool.take(kept))
+        return self._clean(self.dataset.take_train(kept))
 
     def _clean(self, images: Images) -> ClientSamples:
         return ClientSamples(images, self.dataset.normalise, Augment(), self.dtype, self.device)
@@ -108,5 +107,5 @@ class Setting:
         return indices[order[kept:].sort().values], indices[order[:kept].sort().values]
 
     def _held(self, client: str) -> Tensor:
-        labels = self.pool.y[self._train_and_validation(client)[0]]
+        labels = self._labels[self._train_and_validation(client)[0]]
         return torch.bincount(labels, minlength=len(self.dataset.classes)).to(self.dtype)
