@@ -12,6 +12,7 @@ import typer
 
 from protofed.cli.compare import compare_command
 from protofed.cli.data import data_command
+from protofed.cli.deploy import deploy_app
 from protofed.cli.methods import methods_command
 from protofed.cli.models import models_command
 from protofed.cli.pretrain import pretrain_command
@@ -32,6 +33,7 @@ app.command("compare")(compare_command)
 app.command("sweep")(sweep_command)
 app.command("reproduce")(reproduce_command)
 app.command("pretrain")(pretrain_command)
+app.add_typer(deploy_app, name="deploy")
 app.command("methods")(methods_command)
 app.command("data")(data_command)
 app.command("models")(models_command)

@@ -11,13 +11,14 @@ from torch import Tensor
 from protofed.clients.jobs import Evaluate, Failed, Job, Predict, Predicted, Result, Score, Train, Trained
 from protofed.clients.optimizers import kept_state, make_optimizers, restore_state
 from protofed.clients.rehearsal import Templates
+from protofed.clients.samples import ClientSamples
 from protofed.clients.setting import Setting
 from protofed.clients.store import ClientState, ClientStore
 from protofed.clients.training import train
 from protofed.method import At
 from protofed.models import everything, laid_out, nothing
 from protofed.models.net import Net
-from protofed.records import Message, Nothing, Record, decode, encode, map_tensors
+from protofed.records import Message, Nothing, Record, Weights, decode, encode, map_tensors
 
 R = TypeVar("R", bound=Record)
 
@@ -57,7 +58,16 @@ class ClientSide:
         self._store.propose(job.client, job.round, trained)
         return Trained(sent.blob, sent.size, learnt.loss, learnt.samples)
 
+    def examine(self, job: Evaluate, message: Message) -> tuple[Weights, Tensor, Tensor]:
+        """The model that a client would use now, and what it predicts beside what is right."""
+        net, samples, predicted = self._predicted(job, message)
+        return net.pick(), predicted, samples.y
+
     def _evaluate(self, job: Evaluate, message: Message) -> Score:
+        _, samples, predicted = self._predicted(job, message)
+        return Score(int((predicted == samples.y).sum()), len(samples))
+
+    def _predicted(self, job: Evaluate, message: Message) -> tuple[Net, ClientSamples, Tensor]:
         if job.client is None:
             net, at = self._enter_server(job.round, message)
         else:
@@ -65,8 +75,7 @@ class ClientSide:
             net, state = self._enter(job.client, job.round, None if job.view == "local" else down)
             at = replace(self._setting.at(job.round, job.client), down=down, memory=state.memory)
         samples = self._setting.test_samples(job.domain, job.client, job.validates)
-        predicted = self._probabilities(net, samples.batches(), at).argmax(1)
-        return Score(int((predicted == samples.y).sum()), len(samples))
+        return net, samples, self._probabilities(net, samples.batches(), at).argmax(1)
 
     def _predict(self, job: Predict, message: Message) -> Predicted:
         net, at = self._enter_server(job.round, message)

@@ -130,8 +130,8 @@ class ClientSideRecipe:
         return ClientSide(assembly.setting, assembly.templates)
 
 
-def assemble(options: Options, clients_folder: Path) -> Assembly:
-    """Load, deal out, build and rehearse."""
+def assemble(options: Options, clients_folder: Path, dataset: Dataset | None = None) -> Assembly:
+    """Load, deal out, build and rehearse. Where the images are elsewhere, `dataset` stands in for them."""
     for plugin in options.plugin:
         load_plugin(plugin)
     method_class = find_method(options.method)
@@ -139,14 +139,15 @@ def assemble(options: Options, clients_folder: Path) -> Assembly:
     method = make_method(method_class, options.settings_for(""), options.preset)
     device = _device(options.device)
     data_settings, own_settings = _data_settings(options.settings_for("data"), options.data)
-    dataset = load(
+    channels, normalise = data_settings.pop("channels", None), data_settings.pop("normalise", None)
+    dataset = dataset or load(
         options.data,
         data_root=options.data_root,
         domains=options.domains,
         labels=options.labels,
         image_size=options.image_size,
-        channels=data_settings.pop("channels", None),
-        normalise=data_settings.pop("normalise", None),
+        channels=channels,
+        normalise=normalise,
         options=own_settings,
     )
     augment = Augment.parse(data_settings.pop("augment", "none"))

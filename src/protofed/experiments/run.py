@@ -3,7 +3,7 @@
 import logging
 import resource
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,7 +17,7 @@ from protofed.errors import UserError
 from protofed.experiments.assembly import Assembly, ClientSideRecipe, assemble
 from protofed.experiments.options import Options, make_options
 from protofed.experiments.results import Run, best_validated, mean_of_last
-from protofed.federation import Federation, RunFolder, Watch
+from protofed.federation import Engine, Federation, RunFolder, Watch
 from protofed.records import KINDS, encode
 
 log = logging.getLogger("protofed")
@@ -58,7 +58,7 @@ def run(
         if out is None:
             raise UserError("--resume needs --out, the folder of the run to continue")
         stored = Run(out).options
-        _refuse_changes(stored, given)
+        refuse_changes(stored, given)
         given = {**stored, **given}
     chosen = make_options(given)
     folder = RunFolder(Path(out) if out is not None else _free_name(chosen))
@@ -71,29 +71,39 @@ def run(
         else:
             folder.create()
         try:
-            return _run(assembly, folder, resume, list(callbacks))
+            if resume and Run(folder.path).complete:
+                log.warning("the run in %s is complete already", folder.path)
+                return Run(folder.path)
+            engine = make_engine(
+                assembly.engine, assembly.workers, assembly.setting, assembly.templates, ClientSideRecipe.of(assembly)
+            )
+            return carry_out(assembly, folder, resume, list(callbacks), engine)
         finally:
             folder.release()
 
 
-def _run(assembly: Assembly, folder: RunFolder, resume: bool, callbacks: list[Any]) -> Run:
+def carry_out(
+    assembly: Assembly,
+    folder: RunFolder,
+    resume: bool,
+    callbacks: list[Any],
+    engine: Engine,
+    rounds: Callable[[Federation], Iterator[dict[str, Any]]] = Federation.rounds,
+    min_clients: int = 1,
+) -> Run:
+    """Run what is assembled, in a folder that is locked, and close the engine."""
     result = Run(folder.path)
-    if resume and result.complete:
-        log.warning("the run in %s is complete already", folder.path)
-        return result
     for warning in assembly.warnings:
         log.warning("%s", warning)
     start = time.perf_counter()
     options, setting = assembly.options, assembly.setting
-    engine = make_engine(
-        assembly.engine, assembly.workers, setting, assembly.templates, ClientSideRecipe.of(assembly)
-    )
     try:
         watch = Watch(
             options.participation,
             options.evaluate_every,
             options.evaluate_local,
             options.ensemble or setting.method.ensembles,
+            min_clients,
         )
         federation = Federation(setting, assembly.templates, engine, folder, watch)
         if resume:
@@ -104,7 +114,7 @@ def _run(assembly: Assembly, folder: RunFolder, resume: bool, callbacks: list[An
                 "run.json", {**assembly.description(), "personal_test": federation.evaluator.personal_test}
             )
         tell(callbacks, "run_start", result, federation.rounds_done)
-        for record in federation.rounds():
+        for record in rounds(federation):
             tell(callbacks, "round_end", result, record)
     finally:
         engine.close()
@@ -160,7 +170,7 @@ def _summary(assembly: Assembly, rounds: list[dict[str, Any]], seconds: float) -
     }
 
 
-def _refuse_changes(stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+def refuse_changes(stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     """A resumed run must be the run that was begun."""
     wanted = make_options({**stored, **given}).model_dump()
     changed = sorted(name for name in given if name not in MAY_CHANGE and wanted[name] != stored[name])

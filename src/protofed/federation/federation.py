@@ -57,6 +57,8 @@ class Federation:
         self._engine = engine
         self._watch = watch
         self._next = 0
+        self.notes: list[dict[str, str]] = []
+        """What happened to clients since the last round, for the events of the next."""
 
     def resume(self) -> None:
         """Continue after the last committed round."""
@@ -109,8 +111,9 @@ class Federation:
             "bytes": {"up": exchange.up.as_dict(), "down": exchange.down.as_dict()},
             "samples": exchange.samples,
             "seconds": clock.seconds(),
-            "events": [*exchange.events, *self.evaluator.absences()],
+            "events": [*self.notes, *exchange.events, *self.evaluator.absences()],
         }
+        self.notes = []
         self.folder.commit_round(round, record, self.server, exchange.tally.clients)
         return record
 
