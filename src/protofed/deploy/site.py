@@ -2,7 +2,7 @@
 
 Its folder of state holds everything it remembers:
 
-    sent.jsonl            every message that left: when, round, kind, bytes, hash
+    sent.jsonl            every message that left: when, run, round, kind, bytes, hash
     runs/RUN/clients/     the client's model and memory
     runs/RUN/             model.safetensors and report.json, once the run is over
 """
@@ -46,6 +46,9 @@ from protofed.records import Bytes, Message
 
 log = logging.getLogger("protofed")
 
+_OUR_ERRORS = (BadMessage.__name__, UserError.__name__)
+"""Whose texts name fields and options, never data."""
+
 
 @dataclass(frozen=True)
 class SiteData:
@@ -80,6 +83,14 @@ class SiteData:
 
 def _relabelled(images: Images, places: list[int]) -> Images:
     return Images(images.x, images.y.new_tensor(places)[images.y])
+
+
+def _discreet(reason: str, trace: str) -> Failed:
+    """A failure that can be told and logged: texts of unexpected errors may quote what they stumbled over."""
+    kind, _, _ = reason.partition(":")
+    where = [line.strip() for line in trace.splitlines() if line.startswith('  File "')]
+    log.error("%s in %s", kind, "; ".join(where))
+    return Failed(reason if kind in _OUR_ERRORS else f"{kind}; its own log says where")
 
 
 class Site:
@@ -126,10 +137,8 @@ class Site:
         except (BadMessage, Refused, UserError) as problem:
             kind, round, reply = "refusal", None, encode_result(Failed(str(problem)))
         except Exception as error:
-            # The reason stays here: texts of unexpected errors may quote what they stumbled over.
-            log.error("%s", traceback.format_exc())
-            kind, round, reply = "failure", None, encode_result(Failed(type(error).__name__))
-        self._note(kind, round, reply)
+            kind, round, reply = "failure", None, encode_result(_discreet(type(error).__name__, traceback.format_exc()))
+        self._note(question, kind, round, reply)
         return reply
 
     def _reply(self, question: Question) -> tuple[str, int | None, bytes]:
@@ -146,8 +155,7 @@ class Site:
         job, message = decode_job(question.body, "server")
         result = playing.perform(job, message, question.accepted)
         if isinstance(result, Failed):
-            log.error("%s", result.trace or result.reason)
-            result = Failed(result.reason)
+            result = _discreet(result.reason, result.trace)
         return type(job).__name__.lower(), job.round + 1, encode_result(result)
 
     def _play(self, terms: Terms) -> "_Playing":
@@ -161,9 +169,10 @@ class Site:
             self._playing = _Playing(self.name, self.client, terms, self._data, self.dataset, self._own, self._state)
         return self._playing
 
-    def _note(self, kind: str, round: int | None, reply: bytes) -> None:
+    def _note(self, question: Question | None, kind: str, round: int | None, reply: bytes) -> None:
         line = {
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "run": question.terms.run if question is not None and question.terms is not None else None,
             "round": round,
             "kind": kind,
             "bytes": len(reply),
@@ -228,7 +237,8 @@ class _Playing:
             name: asdict(Score(int(((predicted == right) & (right == k)).sum()), int((right == k).sum())))
             for k, name in enumerate(classes)
         }
-        sent = [json.loads(line) for line in (state / "sent.jsonl").read_text().splitlines()]
+        lines = [json.loads(line) for line in (state / "sent.jsonl").read_text().splitlines()]
+        sent = [line for line in lines if line["run"] == self.terms.run]
         report = {
             "run": self.terms.run,
             "method": self.terms.options["method"],

@@ -27,7 +27,6 @@ _ENVIRONMENT = {
 _RECORD, _ARRAY = "protofed", "envelope"
 _NODE_GONE = 5
 """Flower's code for a node whose heartbeats have ended."""
-_FOREVER = 10 * 365 * 86400.0
 
 
 def prepare_flower() -> None:
@@ -76,7 +75,6 @@ def exchange(
     """
     from flwr.app import Message
 
-    deadline = time.monotonic() + (_FOREVER if timeout is None else timeout)
     waiting: dict[str, int] = {}
     for position, parcel in enumerate(parcels):
         message = Message(packed(parcel.envelope), parcel.node, parcel.kind, ttl=timeout, group_id=parcel.group)
@@ -86,10 +84,13 @@ def exchange(
             waiting[sent[0]] = position
         else:
             yield position, Failed("it is not connected")
-    while waiting and time.monotonic() < deadline:
+    deadline = None if timeout is None else time.monotonic() + timeout
+    while waiting:
         for reply in grid.pull_messages(list(waiting)):
             position = waiting.pop(reply.metadata.reply_to_message_id)
             yield position, _content(reply)
+        if deadline is not None and time.monotonic() > deadline:
+            break
         if waiting:
             time.sleep(pause)
     for position in waiting.values():
