@@ -13,6 +13,7 @@ import typer
 from protofed.cli.compare import compare_command
 from protofed.cli.data import data_command
 from protofed.cli.deploy import deploy_app
+from protofed.cli.join import join_command
 from protofed.cli.methods import methods_command
 from protofed.cli.models import models_command
 from protofed.cli.pretrain import pretrain_command
@@ -33,6 +34,7 @@ app.command("compare")(compare_command)
 app.command("sweep")(sweep_command)
 app.command("reproduce")(reproduce_command)
 app.command("pretrain")(pretrain_command)
+app.command("join")(join_command)
 app.add_typer(deploy_app, name="deploy")
 app.command("methods")(methods_command)
 app.command("data")(data_command)
