@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
+from local_sites import Federation
 
 from protofed.engines.grid import prepare_flower
 from protofed.testing import toy_data
-from local_sites import Federation
 
 
 @pytest.fixture

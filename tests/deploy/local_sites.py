@@ -116,4 +116,3 @@ class Federation:
             for path in sorted((self.folder / "state").glob("*/runs/*/clients/*"))
             if path.suffix == ".safetensors"
         }
-

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from local_sites import OPTIONS, Federation
 
 import protofed
 from protofed.clients import Trained, decode_result, encode_result, unseal
@@ -23,8 +24,6 @@ from protofed.methods.i2pfl import I2PFL
 from protofed.records import Bytes, Weights, encode
 from protofed.registry import register
 from protofed.testing import results_of
-
-from local_sites import OPTIONS, Federation
 
 
 def reference(three: Federation, method: str, out: str = "reference", **options: Any) -> dict[str, Any]:
@@ -135,7 +134,7 @@ def test_a_site_that_answers_late_is_as_if_it_had_not(three: Federation) -> None
 
 
 def test_a_site_that_is_killed_and_restarted_has_its_memory(three: Federation) -> None:
-    def dies(envelope: bytes, site: Any) -> bytes | None:
+    def dies(envelope: bytes, _site: Any) -> bytes | None:
         three.sites["b"] = three.site("b")  # nothing of the old process is left
         return None if is_training(envelope, 1) else three.sites["b"].answer(envelope)
 
@@ -166,8 +165,8 @@ def another_model(result: Trained) -> bytes:
         (nan, "checksum|not finite"),
         (another_model, "missing"),
         (lambda result: encode_result(Trained(result.blob[:-9], result.size, {}, 3)), "announced"),
-        (lambda result: b"hello?", "cannot be read"),
-        (lambda result: b"\xff" * 9, "cannot be read"),
+        (lambda _: b"hello?", "cannot be read"),
+        (lambda _: b"\xff" * 9, "cannot be read"),
         (lambda result: encode_result(Trained(result.blob, Bytes(), {}, 3)), "announced"),
     ],
 )
@@ -185,7 +184,9 @@ def test_garbage_is_refused_and_the_site_left_out(garbage: Any, reason: str, thr
 
 
 def test_a_site_that_cannot_be_evaluated_leaves_a_gap(three: Federation) -> None:
-    three.between("b", lambda envelope, site: None if (job_in(envelope) or "")[0:1] == ("evaluate",) else site(envelope))
+    three.between(
+        "b", lambda envelope, site: None if (job_in(envelope) or "")[0:1] == ("evaluate",) else site(envelope)
+    )
     run = three.run("fedavg")
     view = run.rounds[0]["accuracy"]["global"]
     assert view["b"] is None
@@ -220,7 +221,11 @@ def test_a_late_site_joins(three: Federation) -> None:
                 three.online.add("c")
 
     run = three.run("i2pfl", rounds=3, callbacks=[Arrives()])
-    assert [line["participants"] for line in run.rounds] == [["a-0", "b-0"], ["a-0", "b-0", "c-0"], ["a-0", "b-0", "c-0"]]
+    assert [line["participants"] for line in run.rounds] == [
+        ["a-0", "b-0"],
+        ["a-0", "b-0", "c-0"],
+        ["a-0", "b-0", "c-0"],
+    ]
     assert run.rounds[1]["events"][0]["event"] == "joined"
     assert set(run.rounds[2]["accuracy"]["global"]) >= {"a", "b", "c"}
 

@@ -32,9 +32,7 @@ def test_a_newcomer_fine_tunes_the_global_model(tiny_run: Any, newcomer: str, tm
 
 def test_its_model_goes_on_from_round_to_round(tiny_run: Any, newcomer: str, tmp_path: Path, monkeypatch: Any) -> None:
     """It is not thrown back to the global model, as a client in a round of the run would be."""
-    from protofed.experiments import join as room
-
-    monkeypatch.setattr(room, "_others", lambda host: 2.0)  # never reached
+    monkeypatch.setattr("protofed.experiments.join._others", lambda _: 2.0)  # never reached
     run = tiny_run("fedavg", rounds=1)
     one, three = (join(run.path, newcomer, out=tmp_path / f"joined{n}", rounds=n) for n in (1, 3))
     assert one.steps[0] == three.steps[0]

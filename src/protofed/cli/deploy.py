@@ -83,7 +83,8 @@ def server_command(
     address: Address = _ADDRESS,
     out: Annotated[Path, typer.Option("--out", help="the run folder", show_default=False)] = Path("runs/deployed"),
     min_sites: Annotated[
-        int | None, typer.Option("--min-sites", help="fewest sites to begin and to close a round (default: all, then 1)")
+        int | None,
+        typer.Option("--min-sites", help="fewest sites to begin and to close a round (default: all, then 1)"),
     ] = None,
     round_timeout: Annotated[float, typer.Option("--round-timeout", help="seconds a site has to answer")] = 600.0,
     wait: Annotated[float, typer.Option("--wait", help="seconds to wait for the sites before the first round")] = 600.0,
@@ -170,7 +171,9 @@ def status_command(
 def _show_site(site: Any, server: str, rules: Any) -> None:
     (domain,) = site.dataset.domains.values()
     shape = "x".join(str(side) for side in site.dataset.image_shape)
-    train, test = (part.y.bincount(minlength=len(site.dataset.classes)).tolist() for part in (domain.train, domain.test))
+    train, test = (
+        part.y.bincount(minlength=len(site.dataset.classes)).tolist() for part in (domain.train, domain.test)
+    )
     rows = [[name, str(train[k]), str(test[k])] for k, name in enumerate(site.dataset.classes)]
     show_table(f"Images of {site.name}, {shape}, for the server at {server}", ["class", "train", "test"], rows)
     for warning in site.dataset.warnings:

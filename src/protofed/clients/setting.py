@@ -50,6 +50,11 @@ class Setting:
         return {client: index for index, client in enumerate(self.partition.clients)}
 
     @cached_property
+    def pool(self) -> Images:
+        """The training images of all domains; partitions index into it."""
+        return self.dataset.pooled_train()
+
+    @cached_property
     def _labels(self) -> Tensor:
         return self.dataset.pooled_labels()
 

@@ -120,6 +120,11 @@ class Dataset:
             start += len(domain.train)
         return where
 
+    def pooled_train(self) -> Images:
+        """The training images of all domains, in the order of the domains; partitions index into this."""
+        parts = [domain.train for domain in self.domains.values()]
+        return Images(torch.cat([part.x for part in parts]), self.pooled_labels())
+
     def take_train(self, indices: Indices) -> Images:
         """Training images by their place in the pooled training set, in that order; the rest is not touched."""
         chosen = torch.as_tensor(indices, dtype=torch.int64)

@@ -76,7 +76,9 @@ class Census:
     @staticmethod
     def _compare(name: str, hello: Hello, first: str, model: Hello, shapes_too: bool) -> None:
         if hello.protofed != version("protofed"):
-            raise UserError(f"{name} runs protofed {hello.protofed}, the server {version('protofed')}; install the same")
+            raise UserError(
+                f"{name} runs protofed {hello.protofed}, the server {version('protofed')}; install the same"
+            )
         if hello.classes != model.classes:
             raise UserError(
                 f"{name} has the classes {', '.join(hello.classes)}, {first} has {', '.join(model.classes)}; "

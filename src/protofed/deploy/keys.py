@@ -76,7 +76,9 @@ def make_keys(folder: Path, server: str, sites: Iterable[str]) -> list[Path]:
     names = list(sites)
     for name in names:
         if not _NAME.fullmatch(name) or name in _TAKEN:
-            raise UserError(f"site {name!r} needs another name: letters, digits and _ . - only, not {', '.join(_TAKEN)}")
+            raise UserError(
+                f"site {name!r} needs another name: letters, digits and _ . - only, not {', '.join(_TAKEN)}"
+            )
     host, port = host_and_port(server)
     if not (folder / "server" / "server.pem").exists():
         _make_server(folder, host)
@@ -86,7 +88,9 @@ def make_keys(folder: Path, server: str, sites: Iterable[str]) -> list[Path]:
         if public.exists():
             continue
         if own.exists():
-            raise UserError(f"{own} exists although {name} is no member any more; remove it to make new keys for {name}")
+            raise UserError(
+                f"{own} exists although {name} is no member any more; remove it to make new keys for {name}"
+            )
         own.mkdir(parents=True)
         key = _new_key()
         _write_secret(own / "site.key", _private(key, "OpenSSH"))

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from protofed.deploy import superlink
@@ -25,7 +24,7 @@ _ANYWHERE = ("0.0.0.0", "::")
 _GONE = "unregistered"
 _FINISHED = "finished"
 
-# Sites run the protofed that is installed there; nothing that is sent is ever executed. Flower wants an app all the same.
+# Sites run the protofed that is installed there; nothing that is sent is executed. Flower wants an app all the same.
 _APP = """
 [build-system]
 requires = []
@@ -136,10 +135,10 @@ class Link:
     @contextmanager
     def run(self) -> Iterator["HttpGrid"]:
         """Inside: a run of Flower, in which this process plays the server app."""
+        from flwr.common.serde import run_from_proto
         from flwr.proto.runtime_pb2 import PullTaskInputRequest, PushTaskOutputRequest
         from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
         from flwr.supercore.task_identity import TaskIdentity
-        from flwr.common.serde import run_from_proto
         from flwr.superlink.grid import HttpGrid
 
         self._stop_runs()

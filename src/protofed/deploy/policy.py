@@ -1,9 +1,9 @@
 """What a site allows, in a file of its own, whoever runs the server.
 
-    methods = ["i2pfl", "fedavg"]     # nothing else is trained here
-    rounds = 200                      # most rounds of a run
-    message_bytes = 50_000_000        # largest message that leaves
-    guard = "clip=1.0,noise=0.5"      # at least this much is done to what leaves
+methods = ["i2pfl", "fedavg"]     # nothing else is trained here
+rounds = 200                      # most rounds of a run
+message_bytes = 50_000_000        # largest message that leaves
+guard = "clip=1.0,noise=0.5"      # at least this much is done to what leaves
 """
 
 import tomllib

@@ -105,6 +105,7 @@ class Ready:
         self._address = (host, port)
 
     def __call__(self) -> bool:
+        """Now."""
         try:
             socket.create_connection(self._address, timeout=1).close()
         except OSError:

@@ -251,7 +251,9 @@ class _Server:
         while len(hellos) < enough:
             missing = [name for name in members if name not in hellos]
             if time.monotonic() > deadline:
-                raise UserError(f"{len(hellos)} of {enough} sites are here after waiting; missing: {', '.join(missing)}")
+                raise UserError(
+                    f"{len(hellos)} of {enough} sites are here after waiting; missing: {', '.join(missing)}"
+                )
             hellos |= self._ask_hello(missing)
             if not told and len(hellos) < enough:
                 log.warning("waiting for %s", ", ".join(name for name in members if name not in hellos))
@@ -335,7 +337,9 @@ class _Server:
             except (UserError, BadMessage) as problem:
                 self._engine.terms = before
                 self._turned_away.add(name)
-                reason = str(problem) if isinstance(problem, UserError) else "the method's clients are fixed from the start"
+                reason = (
+                    str(problem) if isinstance(problem, UserError) else "the method's clients are fixed from the start"
+                )
                 federation.notes.append({"client": f"{name}-0", "event": "turned away", "reason": reason})
                 log.warning("%s is turned away: %s", name, reason)
                 continue

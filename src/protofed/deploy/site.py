@@ -68,7 +68,9 @@ class SiteData:
         (domain,) = dataset.domains.values()
         classes = self._class_names(dataset.classes)
         place = {own: classes.index(own) for own in dataset.classes}
-        train, test = (_relabelled(part, [place[own] for own in dataset.classes]) for part in (domain.train, domain.test))
+        train, test = (
+            _relabelled(part, [place[own] for own in dataset.classes]) for part in (domain.train, domain.test)
+        )
         return replace(dataset, classes=classes, domains={name: Domain(name, train, test)})
 
     def _class_names(self, own: Sequence[str]) -> tuple[str, ...]:
@@ -77,7 +79,9 @@ class SiteData:
         named = tuple(part.strip() for part in self.classes.split(",") if part.strip())
         strange = [name for name in own if name not in named]
         if strange:
-            raise UserError(f"{self.spec} has images of class {strange[0]}, which is not among --classes {self.classes}")
+            raise UserError(
+                f"{self.spec} has images of class {strange[0]}, which is not among --classes {self.classes}"
+            )
         return named
 
 

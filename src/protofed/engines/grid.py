@@ -1,4 +1,4 @@
-"""Envelopes over Flower: one uint8 array in a message there, one in the reply; who does not answer in time has failed."""
+"""Envelopes over Flower: one uint8 array in a message, one in its reply; who does not answer in time has failed."""
 
 import logging
 import os
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from protofed.clients import Failed
 from protofed.errors import BadMessage, UserError
@@ -61,7 +61,8 @@ def packed(envelope: bytes) -> "RecordDict":
 def unpacked(message: "Message", sender: str) -> bytes:
     """The envelope in a message."""
     try:
-        return bytes(message.content[_RECORD][_ARRAY].data)  # type: ignore[index]
+        array: Any = message.content[_RECORD][_ARRAY]
+        return bytes(array.data)
     except (KeyError, TypeError, AttributeError):
         raise BadMessage(f"{sender}: the message holds no envelope") from None
 

@@ -100,9 +100,7 @@ def _others(host: Run) -> float:
     return float(view["average"])
 
 
-def _options(
-    host: Run, data: str, rounds: int, model: str | None, weights: str | None, own: dict[str, Any]
-) -> Options:
+def _options(host: Run, data: str, rounds: int, model: str | None, weights: str | None, own: dict[str, Any]) -> Options:
     """The options of the run, on other data."""
     stored, config = host.options, host.config
     channels, height, width = config["data"]["image_shape"]

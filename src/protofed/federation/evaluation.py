@@ -133,8 +133,8 @@ class Evaluator:
         results: dict[Any, R] = {}
         for job, result in self._engine.perform(jobs):
             if isinstance(result, Absent):
-                who = str(getattr(job, "client", None) or job.domain)
-                self._absences.append({"client": who, "event": "not evaluated", "reason": result.reason})
+                who = getattr(job, "client", None) or getattr(job, "domain", None)
+                self._absences.append({"client": str(who), "event": "not evaluated", "reason": result.reason})
                 continue
             if not isinstance(result, kind):
                 assert isinstance(result, Failed)
