@@ -21,7 +21,7 @@ import torch
 
 from benchmarks import generated
 from protofed.engines import make_engine
-from protofed.experiments.assembly import assemble
+from protofed.experiments.assembly import ClientSideRecipe, assemble
 from protofed.experiments.options import make_options
 from protofed.federation import Federation, RunFolder, Watch
 
@@ -84,7 +84,7 @@ def federation(method: str, work: Workload, rounds: int, workers: int = 0, **opt
         plan = assembly.setting.plan
         setting = replace(assembly.setting, plan=replace(plan, epochs=tuple(islice(cycle(plan.epochs), rounds + 1))))
         folder.create()
-        engine = make_engine(assembly.engine, setting, assembly.templates)
+        engine = make_engine(assembly.engine, setting, assembly.templates, ClientSideRecipe.of(assembly))
         try:
             yield Federation(setting, assembly.templates, engine, folder, Watch(evaluate_every=_NEVER))
         finally:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from protofed.audit.membership import distances
-from protofed.clients import ClientState, Setting, Templates
+from protofed.clients import ClientState, ClientStore, Setting, Templates
 from protofed.data import Images
 from protofed.data.splits import stratified_split
 from protofed.errors import BadMessage, UserError
@@ -130,7 +130,7 @@ def make_victim(setting: Setting, templates: Templates, folder: RunFolder, clien
 
 def _state(folder: RunFolder, client: str, round: int, fresh: ClientState) -> ClientState:
     try:
-        state = folder.store.read(client, round, fresh)
+        state = ClientStore(folder.clients).read(client, round, fresh)
     except BadMessage as problem:
         raise UserError(f"{folder.path} cannot be audited: {problem}") from None
     if state is None:

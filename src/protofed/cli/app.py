@@ -14,8 +14,10 @@ import typer
 from protofed.cli.audit import audit_command
 from protofed.cli.compare import compare_command
 from protofed.cli.data import data_command
+from protofed.cli.deploy import deploy_app
 from protofed.cli.export import export_command
 from protofed.cli.first_steps import show_first_steps
+from protofed.cli.join import join_command
 from protofed.cli.methods import methods_command
 from protofed.cli.models import models_command
 from protofed.cli.predict import predict_command
@@ -43,6 +45,7 @@ _COMMANDS: dict[str, dict[str, Callable[..., Any]]] = {
         "reproduce": reproduce_command,
         "pretrain": pretrain_command,
     },
+    "Between institutions": {"join": join_command},
     "Look at it": {"report": report_command, "watch": watch_command, "audit": audit_command},
     "Use it": {"predict": predict_command, "export": export_command},
     "What there is": {"methods": methods_command, "data": data_command, "models": models_command},
@@ -50,6 +53,7 @@ _COMMANDS: dict[str, dict[str, Callable[..., Any]]] = {
 for _panel, _commands in _COMMANDS.items():
     for _name, _command in _commands.items():
         app.command(_name, rich_help_panel=_panel)(_command)
+app.add_typer(deploy_app, name="deploy", rich_help_panel="Between institutions")
 
 
 @app.callback(invoke_without_command=True)

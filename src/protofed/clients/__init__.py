@@ -3,13 +3,15 @@
 from protofed.clients.client import ClientSide
 from protofed.clients.features import FeatureStore
 from protofed.clients.frozen import FROZEN, choose_frozen, feature_store
-from protofed.clients.jobs import Evaluate, Failed, Job, Predict, Predicted, Result, Score, Train, Trained
+from protofed.clients.jobs import Absent, Evaluate, Failed, Job, Predict, Predicted, Result, Score, Train, Trained
 from protofed.clients.rehearsal import GlobalModel, Templates, rehearse
 from protofed.clients.setting import Setting
 from protofed.clients.store import ClientState, ClientStore, plain_name, write_atomically
+from protofed.clients.wire import decode_job, decode_result, encode_job, encode_result, seal, unseal
 
 __all__ = [
     "FROZEN",
+    "Absent",
     "ClientSide",
     "ClientState",
     "ClientStore",
@@ -27,8 +29,14 @@ __all__ = [
     "Train",
     "Trained",
     "choose_frozen",
+    "decode_job",
+    "decode_result",
+    "encode_job",
+    "encode_result",
     "feature_store",
     "plain_name",
     "rehearse",
+    "seal",
+    "unseal",
     "write_atomically",
 ]

@@ -23,7 +23,7 @@ from protofed.guards import PrivateGradients, guard_rows, seal
 from protofed.method import At
 from protofed.models import everything, laid_out, nothing
 from protofed.models.net import Net
-from protofed.records import Message, Nothing, Quantiser, Record, decode, encode, map_tensors
+from protofed.records import Message, Nothing, Quantiser, Record, Weights, decode, encode, map_tensors
 
 R = TypeVar("R", bound=Record)
 
@@ -98,7 +98,21 @@ class ClientSide:
         learnt = train(setting.method, net, ready.samples, ready.at, optimizers, setting.precision, private)
         return self.finish(ready, learnt)
 
+    def examine(self, job: Evaluate, message: Message) -> tuple[Weights, Tensor, Tensor]:
+        """The model that a client would use now, and what it predicts beside what is right."""
+        net, samples, predicted = self._predicted(job, message)
+        return net.pick(), predicted, samples.y
+
     def _evaluate(self, job: Evaluate, message: Message) -> Score:
+        _, samples, predicted = self._predicted(job, message)
+        correct = predicted == samples.y
+        if job.domain is not None:
+            return Score(int(correct.sum()), len(correct))
+        sizes = [self._setting.test_size(client, job.validates) for client in (str(job.client), *job.alike)]
+        parts = tuple(Score(int(own.sum()), len(own)) for own in torch.split(correct, sizes))
+        return Score(sum(part.correct for part in parts), len(correct), parts)
+
+    def _predicted(self, job: Evaluate, message: Message) -> tuple[Net, ClientSamples, Tensor]:
         if job.client is None:
             net, at = self._enter_server(job.round, message)
         else:
@@ -108,12 +122,7 @@ class ClientSide:
         samples = self._setting.test_samples(job.domain, job.client, job.validates, job.alike)
         # Features are kept for the test set of one client.
         self._look_at(net, {} if job.alike else {_tested_on(job): samples}, job.client)
-        correct = self._probabilities(net, samples.batches(), at).argmax(1) == samples.y
-        if job.domain is not None:
-            return Score(int(correct.sum()), len(correct))
-        sizes = [self._setting.test_size(client, job.validates) for client in (str(job.client), *job.alike)]
-        parts = tuple(Score(int(own.sum()), len(own)) for own in torch.split(correct, sizes))
-        return Score(sum(part.correct for part in parts), len(correct), parts)
+        return net, samples, self._probabilities(net, samples.batches(), at).argmax(1)
 
     def _predict(self, job: Predict, message: Message) -> Predicted:
         net, at = self._enter_server(job.round, message)

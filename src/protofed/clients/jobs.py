@@ -85,4 +85,9 @@ class Failed:
     trace: str = ""
 
 
+@dataclass(frozen=True)
+class Absent(Failed):
+    """A job that nobody was there to do: its site did not answer."""
+
+
 Result = Trained | Score | Predicted | Failed

@@ -112,12 +112,12 @@ class Setting:
 
     def train_images(self, client: str) -> Images:
         """What the client trains on, as pixels."""
-        return self.pool.take(self._dealt[client][0])
+        return self.dataset.take_train(self._dealt[client][0])
 
     def samples(self, client: str) -> ClientSamples:
         """The client's training samples, with those it validates on beside them."""
         validation = self._dealt[client][1]
-        beside = self._clean(self.pool.take(validation)) if len(validation) else None
+        beside = self._clean(self.dataset.take_train(validation)) if len(validation) else None
         return ClientSamples(
             self.train_images(client),
             self.dataset.normalise,
@@ -138,7 +138,7 @@ class Setting:
         if domain is not None:
             return self._clean(self.dataset.domains[domain].test)
         own = [self._own_test(name, validates) for name in (str(client), *alike)]
-        return self._clean(self.pool.take(torch.cat(own)))
+        return self._clean(self.dataset.take_train(torch.cat(own)))
 
     def test_size(self, client: str, validates: bool = False) -> int:
         """How many samples a client tests on, or validates on."""

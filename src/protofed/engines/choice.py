@@ -19,6 +19,7 @@ from protofed.clients.client import Ready
 from protofed.clients.optimizers import make_optimizers
 from protofed.clients.training import train
 from protofed.clients.vectorised import alike, train_together
+from protofed.engines.grid import prepare_flower
 from protofed.errors import UserError
 from protofed.records import encode
 
@@ -65,6 +66,11 @@ def choose_engine(
         return Choice("loop", 1, "asked for")
     if name == "workers":
         return Choice("workers", processes, "asked for")
+    if name == "flower":
+        prepare_flower()
+        if setting.device.type != "cpu":
+            raise UserError("engine=flower computes on the CPU; leave out --device, or take another engine")
+        return Choice("flower", processes, "asked for")
     if name == "vmap":
         _refuse_unless_vectorised(setting, templates)
         return Choice("vmap", 1, "asked for")

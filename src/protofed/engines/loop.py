@@ -11,6 +11,7 @@ class LoopEngine:
 
     name = "loop"
     workers = 1
+    scattered = False
 
     def __init__(self, setting: Setting, templates: Templates) -> None:
         self._side = ClientSide(setting, templates)

@@ -25,6 +25,7 @@ class VmapEngine:
 
     name = "vmap"
     workers = 1
+    scattered = False
 
     def __init__(self, setting: Setting, templates: Templates) -> None:
         self._setting = setting

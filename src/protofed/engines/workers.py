@@ -40,6 +40,7 @@ class WorkersEngine:
     """Hands jobs to persistent processes. What they answer does not depend on which of them does what, or when."""
 
     name = "workers"
+    scattered = False
 
     def __init__(self, setting: Setting, templates: Templates, workers: int) -> None:
         self.workers = workers

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from pydantic import Field, TypeAdapter, ValidationError
 
-from protofed.clients import Setting, Templates, choose_frozen, rehearse
+from protofed.clients import ClientSide, Setting, Templates, choose_frozen, rehearse
 from protofed.data import Augment, Dataset, Domain, Images, Normalise, Partition, load, make_partition
 from protofed.data.catalog import data_options
 from protofed.engines import Choice, choose_engine
@@ -94,7 +94,7 @@ class Assembly:
                         "per_class": counts.tolist(),
                     }
                     for client, counts in zip(
-                        partition.clients, partition.counts(setting.pool.y, len(dataset.classes)), strict=True
+                        partition.clients, partition.counts(dataset.pooled_labels(), len(dataset.classes)), strict=True
                     )
                 },
             },
@@ -120,19 +120,39 @@ class Assembly:
         }
 
 
-def assemble(options: Options, clients_folder: Path) -> Assembly:
-    """Load, deal out, build and rehearse."""
+@dataclass(frozen=True)
+class ClientSideRecipe:
+    """What a process that shares nothing with this one needs to play the clients of a run."""
+
+    options: str
+    """As JSON, so that it can be hashed."""
+    clients_folder: Path
+
+    @classmethod
+    def of(cls, assembly: Assembly) -> "ClientSideRecipe":
+        """The recipe of a run that is assembled here."""
+        return cls(assembly.options.model_dump_json(), assembly.setting.clients_folder.absolute())
+
+    def __call__(self) -> ClientSide:
+        """Assemble the run once more; nothing in it depends on where that happens."""
+        assembly = assemble(Options.model_validate_json(self.options), self.clients_folder)
+        return ClientSide(assembly.setting, assembly.templates)
+
+
+def assemble(options: Options, clients_folder: Path, dataset: Dataset | None = None) -> Assembly:
+    """Load, deal out, build and rehearse. Where the images are elsewhere, `dataset` stands in for them."""
     method = _method(options)
     device = _device(options.device)
     data_settings, own_settings = _data_settings(options.settings_for("data"), options.data)
-    dataset = load(
+    channels, normalise = data_settings.pop("channels", None), data_settings.pop("normalise", None)
+    dataset = dataset or load(
         options.data,
         data_root=options.data_root,
         domains=options.domains,
         labels=options.labels,
         image_size=options.image_size,
-        channels=data_settings.pop("channels", None),
-        normalise=data_settings.pop("normalise", None),
+        channels=channels,
+        normalise=normalise,
         options=own_settings,
     )
     augment = Augment.parse(data_settings.pop("augment", "none"))

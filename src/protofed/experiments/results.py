@@ -86,7 +86,10 @@ def best_validated(rounds: list[dict[str, Any]]) -> Any:
 
 
 def _mean(views: list[Any]) -> Any:
-    """The mean of equally built trees of numbers."""
-    if isinstance(views[0], Mapping):
-        return {key: _mean([view[key] for view in views]) for key in views[0]}
-    return None if views[0] is None else sum(views) / len(views)
+    """The mean of trees of numbers, built like the last of them; what is missing in one does not count."""
+    known = [view for view in views if view is not None]
+    if not known:
+        return None
+    if isinstance(known[-1], Mapping):
+        return {key: _mean([view.get(key) for view in known]) for key in known[-1]}
+    return sum(known) / len(known)

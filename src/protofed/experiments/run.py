@@ -3,7 +3,7 @@
 import logging
 import resource
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,11 +14,11 @@ from safetensors.torch import save
 from protofed.clients import write_atomically
 from protofed.engines import make_engine
 from protofed.errors import UserError
-from protofed.experiments.assembly import Assembly, assemble
+from protofed.experiments.assembly import Assembly, ClientSideRecipe, assemble
 from protofed.experiments.estimate import estimate_seconds, refuse_if_too_large
 from protofed.experiments.options import Options, make_options
 from protofed.experiments.results import Run, best_validated, mean_of_last
-from protofed.federation import Federation, RunFolder, Watch
+from protofed.federation import Engine, Federation, RunFolder, Watch
 from protofed.records import KINDS, encode
 
 log = logging.getLogger("protofed")
@@ -62,7 +62,7 @@ def run(
         if out is None:
             raise UserError("--resume needs --out, the folder of the run to continue")
         stored = Run(out).options
-        _refuse_changes(stored, given)
+        refuse_changes(stored, given)
         given = {**stored, **_engine_of(Run(out)), **given}
     chosen = make_options(given)
     folder = RunFolder(Path(out) if out is not None else _free_name(chosen))
@@ -76,16 +76,27 @@ def run(
         else:
             folder.create()
         try:
-            return _run(assembly, folder, resume, list(callbacks))
+            if resume and Run(folder.path).complete:
+                log.warning("the run in %s is complete already", folder.path)
+                return Run(folder.path)
+            recipe = ClientSideRecipe.of(assembly)
+            engine = make_engine(assembly.engine, assembly.setting, assembly.templates, recipe)
+            return carry_out(assembly, folder, resume, list(callbacks), engine)
         finally:
             folder.release()
 
 
-def _run(assembly: Assembly, folder: RunFolder, resume: bool, callbacks: list[Any]) -> Run:
+def carry_out(
+    assembly: Assembly,
+    folder: RunFolder,
+    resume: bool,
+    callbacks: list[Any],
+    engine: Engine,
+    rounds: Callable[[Federation], Iterator[dict[str, Any]]] = Federation.rounds,
+    min_clients: int = 1,
+) -> Run:
+    """Run what is assembled, in a folder that is locked, and close the engine."""
     result = Run(folder.path)
-    if resume and result.complete:
-        log.warning("the run in %s is complete already", folder.path)
-        return result
     for warning in assembly.warnings:
         log.warning("%s", warning)
     if any(hasattr(callback, "run_estimate") for callback in callbacks):
@@ -93,7 +104,6 @@ def _run(assembly: Assembly, folder: RunFolder, resume: bool, callbacks: list[An
         tell(callbacks, "run_estimate", result, left * estimate_seconds(assembly) / assembly.engine.workers)
     start = time.perf_counter()
     options, setting = assembly.options, assembly.setting
-    engine = make_engine(assembly.engine, setting, assembly.templates)
     try:
         watch = Watch(
             options.participation,
@@ -101,6 +111,7 @@ def _run(assembly: Assembly, folder: RunFolder, resume: bool, callbacks: list[An
             options.evaluate_local,
             options.ensemble or setting.method.ensembles,
             options.keep_messages,
+            min_clients,
         )
         federation = Federation(setting, assembly.templates, engine, folder, watch)
         if resume:
@@ -111,7 +122,7 @@ def _run(assembly: Assembly, folder: RunFolder, resume: bool, callbacks: list[An
                 "run.json", {**assembly.description(), "personal_test": federation.evaluator.personal_test}
             )
         tell(callbacks, "run_start", result, federation.rounds_done)
-        for record in federation.rounds():
+        for record in rounds(federation):
             tell(callbacks, "round_end", result, record)
     finally:
         engine.close()
@@ -169,7 +180,7 @@ def _summary(assembly: Assembly, rounds: list[dict[str, Any]], seconds: float) -
     }
 
 
-def _refuse_changes(stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+def refuse_changes(stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     """A resumed run must be the run that was begun."""
     wanted = make_options({**stored, **given}).model_dump()
     changed = sorted(name for name in given if name not in MAY_CHANGE and wanted[name] != stored[name])

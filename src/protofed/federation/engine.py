@@ -12,6 +12,8 @@ class Engine(Protocol):
 
     name: str
     workers: int
+    scattered: bool
+    """Whether every client's images are in a place of their own, so that nothing can be done for several at once."""
 
     def perform(self, jobs: Sequence[tuple[Job, Message]]) -> Iterator[tuple[Job, Result]]:
         """The results as they come, in any order."""

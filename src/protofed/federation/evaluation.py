@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from protofed.clients import Evaluate, Failed, Job, Predict, Predicted, Score, Setting
+from protofed.clients import Absent, Evaluate, Failed, Job, Predict, Predicted, Score, Setting
 from protofed.federation.engine import Engine
 from protofed.method import Method
 from protofed.models import nothing
@@ -72,6 +72,7 @@ class Evaluator:
         partition = setting.partition
         self._own_holdout = any(len(indices) for indices in partition.holdout.values())
         self._held_out = partition.held_out
+        self._absences: list[dict[str, str]] = []
 
     @property
     def personal_test(self) -> str:
@@ -83,6 +84,12 @@ class Evaluator:
         changed = set(clients)
         self._ever_trained |= changed
         self._lasting = {case: score for case, score in self._lasting.items() if case.model not in changed}
+
+
+    def absences(self) -> list[dict[str, str]]:
+        """Who could not be asked since this was last asked for, as events of a round."""
+        told, self._absences = self._absences, []
+        return told
 
     def evaluate(
         self,
@@ -145,7 +152,7 @@ class Evaluator:
     def _domain_scores(self, round: int, global_model: Message) -> dict[str, Score]:
         jobs = [Evaluate("global", round, None, domain) for domain in self._setting.dataset.domains]
         scores = self._perform([(job, global_model) for job in jobs], Score)
-        return {str(job.domain): scores[job] for job in jobs}
+        return {str(job.domain): scores.get(job, _NO_SAMPLES) for job in jobs}
 
     def _client_scores(
         self, view: View, round: int, broadcast_to: Callable[[str], Message], validates: bool = False
@@ -162,11 +169,13 @@ class Evaluator:
         for client, case in cases.items():
             if case not in known:
                 new.setdefault(case, client)
-        together = self._together(new, validates) if validates or self._own_holdout else [[case] for case in new]
+        pooled = (validates or self._own_holdout) and not self._engine.scattered
+        together = self._together(new, validates) if pooled else [[case] for case in new]
         jobs = {self._job(view, round, [new[case] for case in group], validates): group for group in together if group}
         scores = self._perform([(job, messages[str(job.client)]) for job in jobs], Score)
         for job, group in jobs.items():
-            known.update(zip(group, scores[job].parts or (scores[job],), strict=True))
+            if job in scores:  # else nobody was there to do it
+                known.update(zip(group, scores[job].parts or (scores[job],), strict=True))
         self._lasting = {case: score for case, score in known.items() if case.message is None}
         return {client: known.get(case, _NO_SAMPLES) for client, case in cases.items()}
 
@@ -209,9 +218,16 @@ class Evaluator:
         return Evaluate(view, round, clients[0], domain, validates, tuple(clients[1:]))
 
     def _perform(self, jobs: Sequence[tuple[J, Message]], kind: type[R]) -> dict[J, R]:
-        """The result of every job; a failure here is ours, not a client's, and ends the run."""
+        """The result of every job but of those that nobody was there to do.
+
+        Any other failure here is ours, not a client's, and ends the run.
+        """
         results: dict[Any, R] = {}
         for job, result in self._engine.perform(jobs):
+            if isinstance(result, Absent):
+                who = getattr(job, "client", None) or getattr(job, "domain", None)
+                self._absences.append({"client": str(who), "event": "not evaluated", "reason": result.reason})
+                continue
             if not isinstance(result, kind):
                 assert isinstance(result, Failed)
                 raise RuntimeError(f"{job} failed: {result.reason}\n{result.trace}")
@@ -223,7 +239,9 @@ class Evaluator:
         seen = {domain: score for domain, score in scores.items() if domain not in self._held_out}
         view: dict[str, Any] = {domain: _fraction(score) for domain, score in scores.items()}
         view["average"] = _mean(_fraction(score) for score in seen.values())
-        view["pooled"] = sum(score.correct for score in seen.values()) / sum(score.total for score in seen.values())
+        view["pooled"] = _fraction(
+            Score(sum(score.correct for score in seen.values()), sum(score.total for score in seen.values()))
+        )
         if self._held_out:
             view["held_out"] = {domain: view[domain] for domain in self._held_out}
         return view
@@ -234,14 +252,15 @@ def _client_view(scores: Mapping[str, Score]) -> dict[str, Any]:
     average = _mean(values.values())
     if len(values) <= _LISTED_CLIENTS:
         return {**values, "average": average}
-    low, middle, high = quantiles(values.values(), n=4)
+    low, middle, high = quantiles([value for value in values.values() if value is not None], n=4)
     return {"average": average, "quantiles": {"0.25": low, "0.5": middle, "0.75": high}}
 
 
-def _fraction(score: Score) -> float:
-    return score.correct / score.total if score.total else 0.0
+def _fraction(score: Score) -> float | None:
+    return score.correct / score.total if score.total else None
 
 
-def _mean(values: Iterable[float]) -> float:
-    listed = list(values)
-    return sum(listed) / len(listed)
+def _mean(values: Iterable[float | None]) -> float | None:
+    """Over those that are known."""
+    listed = [value for value in values if value is not None]
+    return sum(listed) / len(listed) if listed else None

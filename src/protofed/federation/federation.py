@@ -39,10 +39,16 @@ class Watch:
     """After the last round the clients' models predict together."""
     keep_messages: bool = False
     """Every upload is kept as it was sent."""
+    min_clients: int = 1
+    """A round with fewer uploads does not count."""
 
     def participants_of(self, clients: int) -> int:
         """How many of the clients train in a round."""
         return max(1, math.ceil(self.participation * clients - 1e-9))
+
+
+class TooFew(RuntimeError):
+    """A round that cannot be closed, because too few clients have sent something that can be used."""
 
 
 class Federation:
@@ -65,6 +71,8 @@ class Federation:
         self._watch = watch
         self._next = 0
         self._ledger = Ledger(setting.guard, setting.method, setting.plan, setting.sizes, templates.upload)
+        self.notes: list[dict[str, str]] = []
+        """What happened to clients since the last round, for the events of the next."""
 
     def resume(self) -> None:
         """Continue after the last committed round."""
@@ -90,6 +98,16 @@ class Federation:
         """What a client is sent in a round; None: a newcomer."""
         return self.setting.method.broadcast(self.server, self.setting.at(round, client))
 
+    def admit(self, setting: Setting, templates: Templates) -> None:
+        """Go on with more clients than before; a method whose state is made for certain clients cannot.
+
+        Raises BadMessage where the server's state does not fit the new clients.
+        """
+        self.server = decode(encode(self.server, "server").blob, templates.server, "server")
+        self.setting, self._templates = setting, templates
+        self.evaluator = Evaluator(setting, self._engine)
+        self.evaluator.trained(setting.partition.clients)
+
     def _round(self, round: int) -> dict[str, Any]:
         clock = _Clock()
         participants = self.participants(round)
@@ -110,9 +128,10 @@ class Federation:
             "bytes": {"up": exchange.up.as_dict(), "down": exchange.down.as_dict()},
             "samples": exchange.samples,
             "seconds": clock.seconds(),
-            "events": exchange.events,
+            "events": [*self.notes, *exchange.events, *self.evaluator.absences()],
             **self._privacy(round),
         }
+        self.notes = []
         self.folder.commit_round(round, record, self.server, exchange.tally.clients)
         return record
 
@@ -150,9 +169,12 @@ class Federation:
             if failure is not None:
                 self.folder.store.withdraw(job.client, round)
                 exchange.left_out(job.client, failure)
-        if not exchange.tally.clients:
+        if len(exchange.tally.clients) < self._watch.min_clients:
+            for client in exchange.tally.clients:
+                self.folder.store.withdraw(client, round)
             first = exchange.failures[0]
-            raise RuntimeError(f"every client failed in round {round + 1}; the first: {first.reason}\n{first.trace}")
+            who = "every client" if not exchange.tally.clients else f"{len(exchange.failures)} clients"
+            raise TooFew(f"{who} failed in round {round + 1}; the first: {first.reason}\n{first.trace}")
         exchange.average_losses()
         self.evaluator.trained(participants)
         return exchange

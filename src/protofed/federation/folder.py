@@ -8,9 +8,9 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 from protofed.clients import ClientStore, plain_name, write_atomically
 from protofed.errors import BadMessage, InUse, UserError
@@ -32,12 +32,25 @@ def _drop_locks_in_child() -> None:
 os.register_at_fork(after_in_child=_drop_locks_in_child)
 
 
+class Store(Protocol):
+    """Where clients' states are kept, as far as committing a round is concerned."""
+
+    def withdraw(self, client: str, round: int) -> None:
+        """Forget what a client proposed in a round."""
+
+    def commit(self, clients: Iterable[str], round: int) -> None:
+        """Make the proposals of a round the clients' states."""
+
+    def withdraw_all(self) -> None:
+        """Forget every proposal."""
+
+
 class RunFolder:
     """The files of one run and their commit protocol; one process at a time."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, store: "Store | None" = None) -> None:
         self.path = path
-        self.store = ClientStore(path / "clients")
+        self.store = store or ClientStore(path / "clients")
         self._checkpoint = path / "checkpoint"
         self._manifest = self._checkpoint / "manifest.json"
         self._rounds = path / "rounds.jsonl"
@@ -47,7 +60,7 @@ class RunFolder:
     @property
     def clients(self) -> Path:
         """Where each client's state lies."""
-        return self.store.folder
+        return self.path / "clients"
 
     def refuse_if_taken(self) -> None:
         """A new run wants a path where nothing is, or what is left of one that was killed before it began."""

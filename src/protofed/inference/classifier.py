@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from protofed.clients import Setting
-from protofed.clients.store import ClientState
+from protofed.clients import ClientState, ClientStore, Setting
 from protofed.errors import UserError, unknown_name
 from protofed.experiments.assembly import Assembly, reassemble
 from protofed.experiments.results import Run
@@ -124,7 +123,7 @@ def _stored(assembly: Assembly, client: str) -> ClientState:
     """A client's state after its last training, or before its first."""
     setting = assembly.setting
     fresh = assembly.templates.clients[setting.architecture_of(client)]
-    return RunFolder(setting.clients_folder.parent).store.read(client, setting.plan.rounds, fresh) or fresh
+    return ClientStore(setting.clients_folder).read(client, setting.plan.rounds, fresh) or fresh
 
 
 def _net(setting: Setting, model: Split, weights: Weights) -> Net:

@@ -1,0 +1,57 @@
+"""`protofed join`: one more client for a federation that is complete."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from protofed.cli.output import console, percent, size
+from protofed.experiments.join import DEFAULT_ROUNDS, Step, join
+
+
+def join_command(
+    run: Annotated[Path, typer.Argument(help="the folder of a complete run")],
+    data: Annotated[str, typer.Option("--data", help="the newcomer's images: a name, a folder or a manifest")],
+    out: Annotated[Path, typer.Option("--out", help="where its model and join.json go")],
+    domains: Annotated[str | None, typer.Option("--domains", help="which domain, where the data has several")] = None,
+    labels: Annotated[str | None, typer.Option("--labels", help='regroup classes, "0=healthy,1-4=diseased"')] = None,
+    samples_per_client: Annotated[
+        str | None, typer.Option("--samples-per-client", help="use so many of its training images")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help="an architecture of its own, where only prototypes are exchanged")
+    ] = None,
+    weights: Annotated[
+        str | None, typer.Option("--weights", help="a backbone to begin with, instead of the global model")
+    ] = None,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="most rounds")] = DEFAULT_ROUNDS,
+    as_json: Annotated[bool, typer.Option("--json", help="print the result as JSON, and nothing else")] = False,
+) -> None:
+    """Train a newcomer against what the run would send it, until it is as good as those who took part."""
+
+    def tell(step: Step) -> None:
+        console().print(f"  round {step.round}  accuracy {percent(step.accuracy)} %  up {size(step.up)}")
+
+    joined = join(
+        run,
+        data,
+        out=out,
+        rounds=rounds,
+        model=model,
+        weights=weights,
+        tell=None if as_json else tell,
+        domains=domains,
+        labels=labels,
+        samples_per_client=samples_per_client,
+    )
+    told = joined.as_dict()
+    if as_json:
+        print(json.dumps(told))
+        return
+    sent = f"{size(told['bytes']['up'])} up and {size(told['bytes']['down'])} down"
+    when = f"reached after {joined.reached} rounds" if joined.reached else f"not reached in {len(joined.steps)} rounds"
+    console().print(
+        f"{joined.client} began with {joined.start}; the others' {percent(joined.target)} % were {when}, "
+        f"sent {sent}; written to {out}"
+    )

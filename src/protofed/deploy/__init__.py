@@ -1,0 +1,1 @@
+"""A real federation between machines, on Flower: keys, the server, the sites."""

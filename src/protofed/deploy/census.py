@@ -1,0 +1,124 @@
+"""What the server knows of the sites' images: how many of each class there are. Pixels never come here.
+
+The federation counts, weights and rehearses with data sets. Where the images are elsewhere, blank ones stand in for
+them, as many of each class as their site says it holds; they share one zero, so they cost no memory. A site puts its
+own images in their place, and so both sides have the same setting.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from pydantic import TypeAdapter, ValidationError
+
+from protofed.data import Dataset, Domain, Images, Normalise
+from protofed.errors import BadMessage, UserError
+
+
+@dataclass(frozen=True)
+class Hello:
+    """What a site says of itself before anything begins."""
+
+    protofed: str
+    classes: tuple[str, ...]
+    image_shape: tuple[int, int, int]
+    train: tuple[int, ...]
+    """Images of each class."""
+    test: tuple[int, ...]
+
+    @classmethod
+    def of(cls, dataset: Dataset) -> "Hello":
+        """What there is to say of a site's own data."""
+        (domain,) = dataset.domains.values()
+        train, test = (
+            tuple(part.y.bincount(minlength=len(dataset.classes)).tolist()) for part in (domain.train, domain.test)
+        )
+        return cls(version("protofed"), dataset.classes, dataset.image_shape, train, test)
+
+    @classmethod
+    def read(cls, told: Any, sender: str) -> "Hello":
+        """From what was sent."""
+        try:
+            hello: Hello = TypeAdapter(cls).validate_python(told)
+        except ValidationError as error:
+            raise BadMessage(f"{sender}: {error.errors()[0]['msg']} in its hello") from None
+        if {len(hello.train), len(hello.test)} != {len(hello.classes)} or min(*hello.train, *hello.test) < 0:
+            raise BadMessage(f"{sender}: its counts do not fit its classes")
+        if not sum(hello.train):
+            raise BadMessage(f"{sender}: it holds no training images")
+        return hello
+
+
+@dataclass(frozen=True)
+class Census:
+    """Classes, shape, and who holds how much, in canonical order."""
+
+    classes: tuple[str, ...]
+    image_shape: tuple[int, int, int]
+    sites: Mapping[str, Hello]
+
+    @classmethod
+    def taken(cls, hellos: Mapping[str, Hello], shape: tuple[int, int, int] | None = None) -> "Census":
+        """What the sites agree on; one that differs is named. Shapes may differ where the run fixes one."""
+        first, model = next(iter(hellos.items()))
+        for name, hello in hellos.items():
+            cls._compare(name, hello, first, model, shape is None)
+        return cls(model.classes, shape or model.image_shape, dict(hellos))
+
+    def with_site(self, name: str, hello: Hello, fixed: bool) -> "Census":
+        """With one more, which must be like the others."""
+        first, model = next(iter(self.sites.items()))
+        self._compare(name, hello, first, model, not fixed)
+        return replace(self, sites=dict(sorted({**self.sites, name: hello}.items())))
+
+    @staticmethod
+    def _compare(name: str, hello: Hello, first: str, model: Hello, shapes_too: bool) -> None:
+        if hello.protofed != version("protofed"):
+            raise UserError(
+                f"{name} runs protofed {hello.protofed}, the server {version('protofed')}; install the same"
+            )
+        if hello.classes != model.classes:
+            raise UserError(
+                f"{name} has the classes {', '.join(hello.classes)}, {first} has {', '.join(model.classes)}; "
+                "sites need the same classes (--labels at the site regroups them, --classes names those it lacks)"
+            )
+        if shapes_too and hello.image_shape != model.image_shape:
+            raise UserError(
+                f"the images of {name} are {_shape(hello)}, those of {first} {_shape(model)}; give --image-size and "
+                "--set data.channels=1 or 3 to bring them to one shape"
+            )
+
+    def dataset(self, normalise: str | None, own: Domain | None = None) -> Dataset:
+        """Blank images in the place of all that is elsewhere."""
+        channels = self.image_shape[0]
+        chosen = Normalise.named(normalise, channels) if normalise else Normalise.default(channels)
+        domains = {
+            name: Domain(name, self._blank(hello.train), self._blank(hello.test)) for name, hello in self.sites.items()
+        }
+        if own is not None:
+            domains[own.name] = own
+        return Dataset("sites", self.classes, domains, chosen, source="held by the sites")
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the wire and for the run folder."""
+        return asdict(self)
+
+    @classmethod
+    def read(cls, told: Any, sender: str) -> "Census":
+        """From what was sent or stored."""
+        try:
+            census: Census = TypeAdapter(cls).validate_python(told)
+        except ValidationError as error:
+            raise BadMessage(f"{sender}: {error.errors()[0]['msg']} in its census") from None
+        return census
+
+    def _blank(self, counts: tuple[int, ...]) -> Images:
+        labels = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+        pixel = torch.zeros(1, 1, 1, 1, dtype=torch.uint8)
+        return Images(pixel.expand(len(labels), *self.image_shape), labels)
+
+
+def _shape(hello: Hello) -> str:
+    return "x".join(str(side) for side in hello.image_shape)

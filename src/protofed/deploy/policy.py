@@ -1,0 +1,80 @@
+"""What a site allows, in a file of its own, whoever runs the server.
+
+methods = ["i2pfl", "fedavg"]     # nothing else is trained here
+rounds = 200                      # most rounds of a run
+message_bytes = 50_000_000        # largest message that leaves
+guard = "clip=1.0,noise=0.5"      # at least this much is done to what leaves
+"""
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from protofed.errors import UserError
+
+
+class Refused(Exception):
+    """The site does not do this; the text says why."""
+
+
+class Policy(BaseModel):
+    """The limits; without one everything is allowed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    methods: tuple[str, ...] | None = None
+    rounds: Annotated[int, Field(ge=1)] | None = None
+    message_bytes: Annotated[int, Field(ge=1)] | None = None
+    guard: str | None = None
+
+    @classmethod
+    def read(cls, path: Path | None) -> "Policy":
+        """From a TOML file."""
+        if path is None:
+            return cls()
+        try:
+            return cls(**tomllib.loads(path.read_text()))
+        except OSError:
+            raise UserError(f"there is no policy file {path}") from None
+        except tomllib.TOMLDecodeError as error:
+            raise UserError(f"the policy {path} cannot be read: {error}") from None
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise UserError(f"the policy {path}: {first['loc'][0]}: {first['msg']}") from None
+
+    def admit(self, method: str, rounds: int, guard: str | None) -> None:
+        """Refuse a run that goes beyond it."""
+        if self.methods is not None and method not in self.methods:
+            raise Refused(f"its policy allows {', '.join(self.methods)}, not {method}")
+        if self.rounds is not None and rounds > self.rounds:
+            raise Refused(f"its policy allows {self.rounds} rounds, not {rounds}")
+        wanted, offered = _rules(self.guard), _rules(guard)
+        for rule, value in wanted.items():
+            if rule not in offered or not _as_strict(rule, offered[rule], value):
+                raise Refused(f"its policy asks for the guard {self.guard}; the run has {guard or 'none'}")
+
+    def let_out(self, size: int) -> None:
+        """Refuse to send a message that is too large."""
+        if self.message_bytes is not None and size > self.message_bytes:
+            raise Refused(f"its policy lets out {self.message_bytes} bytes at most, the message has {size}")
+
+    def as_dict(self) -> Mapping[str, Any]:
+        """For display."""
+        return self.model_dump(exclude_none=True)
+
+
+def _rules(guard: str | None) -> dict[str, str]:
+    parts = [part.partition("=") for part in (guard or "").split(",") if part.strip()]
+    return {name.strip(): value.strip() for name, _, value in parts}
+
+
+def _as_strict(rule: str, offered: str, wanted: str) -> bool:
+    """A clip may be tighter; of everything else there may be more."""
+    try:
+        given, asked = float(offered), float(wanted)
+    except ValueError:
+        return offered == wanted
+    return given <= asked if rule == "clip" else given >= asked

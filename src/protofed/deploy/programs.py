@@ -1,0 +1,113 @@
+"""Flower's programs as children of ours: started quietly, watched, and ended with us."""
+
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from protofed.engines.grid import prepare_flower
+from protofed.engines.workers import die_with_parent
+from protofed.errors import UserError
+
+_PATIENCE = 10.0
+_LAST_LINES = 12
+
+
+class Program:
+    """A running program whose output goes to a log file."""
+
+    def __init__(self, command: Sequence[str], log: Path, home: Path) -> None:
+        prepare_flower()
+        log.parent.mkdir(parents=True, exist_ok=True)
+        home.mkdir(parents=True, exist_ok=True)
+        self._log = log
+        with log.open("ab") as out:
+            # Its own session, so that Ctrl-C reaches us first and we end it when we are done.
+            self._process = subprocess.Popen(
+                command,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "FLWR_HOME": str(home.resolve())},
+                preexec_fn=die_with_parent,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        """The process."""
+        return self._process.pid
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has come to an end by itself."""
+        return self._process.poll() is not None
+
+    def last_words(self) -> str:
+        """The end of its log, in one line."""
+        lines = [line.strip() for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
+        return " | ".join(lines[-_LAST_LINES:])
+
+    def end(self) -> None:
+        """End it, gently first."""
+        if not self.ended:
+            self._process.terminate()
+            try:
+                self._process.wait(_PATIENCE)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+        self._process.wait()
+
+
+def flower_program(name: str) -> list[str]:
+    """How a program of Flower is called in this environment, whatever the search path is."""
+    modules = {"flower-supernode": ("flwr.supernode.cli", "flower_supernode")}
+    module, function = modules[name]
+    return [sys.executable, "-c", f"from {module} import {function}; {function}()"]
+
+
+def new_secret(path: Path) -> bytes:
+    """A secret that only this user can read, made afresh."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    secret = secrets.token_hex(32).encode()
+    path.touch(mode=0o600)
+    path.chmod(0o600)
+    path.write_bytes(secret)
+    return secret
+
+
+def free_port() -> int:
+    """A port of this machine that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_for(program: Program, ready: "Ready", seconds: float, what: str) -> None:
+    """Until it answers; where it ends instead, its last words are the reason."""
+    deadline = time.monotonic() + seconds
+    while not ready():
+        if program.ended:
+            raise UserError(f"{what} does not start: {program.last_words()}")
+        if time.monotonic() > deadline:
+            raise UserError(f"{what} does not answer after {seconds:g} s: {program.last_words()}")
+        time.sleep(0.1)
+
+
+class Ready:
+    """Whether something answers at a port of this machine."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._address = (host, port)
+
+    def __call__(self) -> bool:
+        """Now."""
+        try:
+            socket.create_connection(self._address, timeout=1).close()
+        except OSError:
+            return False
+        return True

@@ -1,0 +1,375 @@
+"""The server: waits for the sites, agrees with them on the terms, runs the federation over them, and says goodbye."""
+
+import json
+import logging
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from protofed.clients import (
+    Absent,
+    Failed,
+    Job,
+    Predict,
+    Result,
+    Train,
+    Trained,
+    decode_result,
+    encode_job,
+    unseal,
+)
+from protofed.deploy.census import Census, Hello
+from protofed.deploy.keys import ServerKeys
+from protofed.deploy.link import Link
+from protofed.deploy.protocol import SITES, Question, Terms
+from protofed.engines.grid import Parcel, exchange
+from protofed.errors import BadMessage, UserError
+from protofed.experiments.assembly import Assembly, assemble
+from protofed.experiments.options import Options, make_options
+from protofed.experiments.results import Run
+from protofed.experiments.run import carry_out, one_thread, refuse_changes
+from protofed.federation import Federation, RunFolder, TooFew
+from protofed.records import Message, encode
+
+if TYPE_CHECKING:
+    from flwr.serverapp import Grid
+
+log = logging.getLogger("protofed")
+
+_HELLO_SECONDS = 60.0
+_PAUSE = 1.0
+_TRIES = 10
+"""How often a round is begun again before the run is left to a later resume."""
+_MEMBERS = "sites.json"
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long the server waits, and for how many."""
+
+    min_sites: int | None = None
+    """Fewest sites to begin with and to close a round; without it all begin, and one closes a round."""
+    round_timeout: float = 600.0
+    wait: float = 600.0
+
+
+def serve(
+    keys: ServerKeys,
+    address: str,
+    out: Path,
+    given: Mapping[str, Any],
+    patience: Patience,
+    *,
+    resume: bool = False,
+    callbacks: Sequence[Any] = (),
+) -> Run:
+    """Run a federation over sites; the folder is that of any run, without the sites' models."""
+    if resume:
+        stored = Run(out).options
+        refuse_changes(stored, given)
+        given = {**stored, **given}
+    options = make_options({**given, "data": SITES, "engine": "flower", "protocol": "one-per-domain"})
+    if options.ensemble:
+        raise UserError("--ensemble needs all test images in one place; leave it out in a deployment")
+    ledger = Ledger(out / "clients")
+    folder = RunFolder(out, ledger)
+    if not resume:
+        folder.refuse_if_taken()
+    elif Run(out).complete:
+        log.warning("the run in %s is complete already", out)
+        return Run(out)
+    else:
+        ledger.learn(folder.rounds())
+    link = Link(keys, address)
+    link.start()
+    try:
+        with link.run() as grid, one_thread():
+            return _Server(link, grid, folder, ledger, options, patience).run(resume, list(callbacks))
+    finally:
+        folder.release()
+        link.end()
+
+
+class Ledger:
+    """Stands in for the clients' states, which are at the sites: whose upload of which round was accepted."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._settled: dict[str, int] = {}
+        self._answered: dict[str, int] = {}
+
+    def learn(self, rounds: Iterable[Mapping[str, Any]]) -> None:
+        """From the rounds that are committed."""
+        for record in rounds:
+            missing = {event["client"] for event in record["events"] if event["event"] == "left out"}
+            self.commit([client for client in record["participants"] if client not in missing], record["round"] - 1)
+
+    def answered(self, client: str, round: int) -> None:
+        """A site has trained and its upload has come."""
+        self._answered[client] = round
+
+    def accepted(self, client: str) -> int | None:
+        """The last round whose training counts for this client."""
+        return self._answered.get(client, self._settled.get(client))
+
+    def withdraw(self, client: str, round: int) -> None:
+        """Its upload cannot be used after all."""
+        self._answered.pop(client, None)
+
+    def commit(self, clients: Iterable[str], round: int) -> None:
+        """A round is permanent."""
+        for client in clients:
+            self._settled[client] = round
+        self._answered.clear()
+
+    def withdraw_all(self) -> None:
+        """The round in flight is forgotten."""
+        self._answered.clear()
+
+
+class SitesEngine:
+    """Performs every job at the site it is about, until the deadline of the round."""
+
+    name = "flower"
+    workers = 1
+    scattered = True
+
+    def __init__(self, grid: "Grid", nodes: dict[str, int], ledger: Ledger, timeout: float) -> None:
+        self.nodes = nodes
+        self.terms: Terms | None = None
+        self._grid = grid
+        self._ledger = ledger
+        self._timeout = timeout
+
+    def perform(self, jobs: Sequence[tuple[Job, Message]]) -> Iterator[tuple[Job, Result]]:
+        """The results as they come; who does not answer in time has failed."""
+        there = [(job, message) for job, message in jobs if self._site(job) in self.nodes]
+        parcels = [self._parcel(job, message) for job, message in there]
+        for job, _ in jobs:
+            if self._site(job) not in self.nodes:
+                yield job, self._failure(job, "it is no member of the federation any more")
+        for position, reply in exchange(self._grid, parcels, self._timeout):
+            yield there[position][0], self._result(there[position][0], reply)
+
+    def ask(self, sites: Mapping[str, Question], timeout: float) -> Iterator[tuple[str, bytes | Failed]]:
+        """Questions that are no jobs."""
+        names = [name for name in sites if name in self.nodes]
+        parcels = [Parcel(self.nodes[name], "query", sites[name].ask, sites[name].sealed()) for name in names]
+        for position, reply in exchange(self._grid, parcels, timeout):
+            yield names[position], reply
+
+    def close(self) -> None:
+        """The link outlives the engine."""
+
+    def _parcel(self, job: Job, message: Message) -> Parcel:
+        site = self._site(job)
+        question = Question("job", self.terms, self._ledger.accepted(f"{site}-0"), encode_job(job, message))
+        kind = "train" if isinstance(job, Train) else "evaluate"
+        return Parcel(self.nodes[site], kind, str(job.round + 1), question.sealed())
+
+    def _result(self, job: Job, reply: bytes | Failed) -> Result:
+        if isinstance(reply, Failed):
+            return self._failure(job, reply.reason)
+        try:
+            result = decode_result(reply, self._site(job))
+        except BadMessage as error:
+            return self._failure(job, str(error))
+        if isinstance(result, Failed) or isinstance(result, Trained) != isinstance(job, Train):
+            return self._failure(job, getattr(result, "reason", "it answers another question"))
+        if isinstance(job, Train):
+            self._ledger.answered(job.client, job.round)
+        return result
+
+    @staticmethod
+    def _failure(job: Job, reason: str) -> Failed:
+        return Failed(reason) if isinstance(job, Train) else Absent(reason)
+
+    @staticmethod
+    def _site(job: Job) -> str:
+        if isinstance(job, Predict):
+            return job.domain
+        return job.client.rpartition("-")[0] if job.client is not None else str(job.domain)
+
+
+class _Server:
+    """One run over the sites, from the first hello to the last goodbye."""
+
+    def __init__(
+        self, link: Link, grid: "Grid", folder: RunFolder, ledger: Ledger, options: Options, patience: Patience
+    ) -> None:
+        self._link = link
+        self._folder = folder
+        self._ledger = ledger
+        self._options = options
+        self._patience = patience
+        self._engine = SitesEngine(grid, link.admit_members(), ledger, patience.round_timeout)
+        self._identity = uuid.uuid4().hex
+        self._turned_away: set[str] = set()
+
+    def run(self, resume: bool, callbacks: list[Any]) -> Run:
+        census = self._census(resume)
+        assembly = self._agree(census)
+        self._begin(list(census.sites))
+        if resume:
+            self._folder.lock()
+        else:
+            self._folder.create()
+        self._remember(census)
+        return carry_out(
+            assembly,
+            self._folder,
+            resume,
+            callbacks,
+            self._engine,
+            rounds=self._rounds,
+            min_clients=self._patience.min_sites or 1,
+        )
+
+    # Before the first round
+
+    def _census(self, resume: bool) -> Census:
+        """Who takes part and holds how much: as the sites say now, or as they said when the run began."""
+        if not resume:
+            members = list(self._engine.nodes)
+            if not members:
+                raise UserError("nobody may take part: there are no public keys of sites; see protofed deploy keys")
+            return Census.taken(dict(sorted(self._hellos(members).items())), self._fixed_shape())
+        told = json.loads((self._folder.path / _MEMBERS).read_text())
+        self._identity = told["run"]
+        census = Census.read(told["census"], _MEMBERS)
+        self._hellos(list(census.sites))
+        return census
+
+    def _hellos(self, members: Sequence[str]) -> dict[str, Hello]:
+        """What they say of themselves, once enough of them are there."""
+        enough = min(self._patience.min_sites or len(members), len(members))
+        deadline = time.monotonic() + self._patience.wait
+        hellos: dict[str, Hello] = {}
+        told = False
+        while len(hellos) < enough:
+            missing = [name for name in members if name not in hellos]
+            if time.monotonic() > deadline:
+                raise UserError(
+                    f"{len(hellos)} of {enough} sites are here after waiting; missing: {', '.join(missing)}"
+                )
+            hellos |= self._ask_hello(missing)
+            if not told and len(hellos) < enough:
+                log.warning("waiting for %s", ", ".join(name for name in members if name not in hellos))
+                told = True
+            if len(hellos) < enough:
+                time.sleep(_PAUSE)
+        return hellos
+
+    def _ask_hello(self, names: Sequence[str]) -> dict[str, Hello]:
+        online = {node.name for node in self._link.nodes() if node.online}
+        hellos: dict[str, Hello] = {}
+        for name, reply in self._engine.ask({n: Question("hello") for n in names if n in online}, _HELLO_SECONDS):
+            if isinstance(reply, Failed):
+                log.warning("%s: %s", name, reply.reason)
+            else:
+                hellos[name] = Hello.read(_header(reply, name).get("hello"), name)
+        return hellos
+
+    def _fixed_shape(self) -> tuple[int, int, int] | None:
+        """Where the run says how large and how colourful images are."""
+        channels, side = self._options.settings_for("data").get("channels"), self._options.image_size
+        return None if channels is None or side is None else (int(channels), side, side)
+
+    def _agree(self, census: Census) -> Assembly:
+        """Assemble the run for these sites, and make it the terms."""
+        dataset = census.dataset(self._options.settings_for("data").get("normalise"))
+        assembly = assemble(self._options, self._folder.clients, dataset)
+        self._engine.terms = Terms.of(self._identity, self._options, census)
+        return assembly
+
+    def _begin(self, sites: Sequence[str]) -> None:
+        """Every site has a look at the terms; who refuses says why."""
+        question = Question("begin", self._engine.terms)
+        refusals = []
+        for name, reply in self._engine.ask(dict.fromkeys(sites, question), self._patience.round_timeout):
+            problem = reply.reason if isinstance(reply, Failed) else _refusal(reply, name)
+            if problem is not None:
+                refusals.append(f"{name}: {problem}")
+        if len(sites) - len(refusals) < (self._patience.min_sites or len(sites)):
+            raise UserError(f"the run does not begin; {'; '.join(refusals)}")
+        for refusal in refusals:
+            log.warning("%s", refusal)
+
+    def _remember(self, census: Census) -> None:
+        self._folder.write_json(_MEMBERS, {"run": self._identity, "census": census.as_dict()})
+
+    # Round by round
+
+    def _rounds(self, federation: Federation) -> Iterator[dict[str, Any]]:
+        """The rounds, with a look at the members before each; one that too few took part in is begun again."""
+        tries = 0
+        while federation.rounds_done < federation.setting.plan.rounds:
+            self._look_after_members(federation)
+            try:
+                record = next(federation.rounds())
+            except TooFew as problem:
+                tries += 1
+                if tries == _TRIES:
+                    raise
+                log.warning("%s; trying again", str(problem).splitlines()[0])
+                time.sleep(_PAUSE * tries)
+                continue
+            tries = 0
+            yield record
+        self._say_goodbye(federation)
+
+    def _look_after_members(self, federation: Federation) -> None:
+        """Shut out whose key was revoked, and let in who has come late."""
+        self._engine.nodes = self._link.admit_members()
+        assert self._engine.terms is not None
+        census = self._engine.terms.census
+        late = [name for name in self._engine.nodes if name not in census.sites and name not in self._turned_away]
+        if not late:
+            return
+        for name, hello in self._ask_hello(late).items():
+            before = self._engine.terms
+            try:
+                larger = census.with_site(name, hello, self._fixed_shape() is not None)
+                assembly = self._agree(larger)
+                federation.admit(assembly.setting, assembly.templates)
+            except (UserError, BadMessage) as problem:
+                self._engine.terms = before
+                self._turned_away.add(name)
+                reason = (
+                    str(problem) if isinstance(problem, UserError) else "the method's clients are fixed from the start"
+                )
+                federation.notes.append({"client": f"{name}-0", "event": "turned away", "reason": reason})
+                log.warning("%s is turned away: %s", name, reason)
+                continue
+            census = larger
+            self._remember(census)
+            federation.notes.append({"client": f"{name}-0", "event": "joined", "reason": "it has come late"})
+
+    def _say_goodbye(self, federation: Federation) -> None:
+        """Every site is sent what it would use now, and keeps its final model."""
+        round = federation.setting.plan.rounds
+        questions = {}
+        for client in federation.setting.partition.clients:
+            body = encode(federation.broadcast(round, client), "server").blob
+            questions[client.rpartition("-")[0]] = Question(
+                "finish", self._engine.terms, self._ledger.accepted(client), body
+            )
+        for name, reply in self._engine.ask(questions, self._patience.round_timeout):
+            problem = reply.reason if isinstance(reply, Failed) else _refusal(reply, name)
+            if problem is not None:
+                log.warning("%s has not kept its final model: %s", name, problem)
+
+
+def _header(reply: bytes, name: str) -> dict[str, Any]:
+    return unseal(reply, name)[0]
+
+
+def _refusal(reply: bytes, name: str) -> str | None:
+    try:
+        header = _header(reply, name)
+    except BadMessage as problem:
+        return str(problem)
+    return str(header["reason"]) if header.get("result") == "failed" else None

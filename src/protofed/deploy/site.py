@@ -1,0 +1,265 @@
+"""A site: it answers the server's questions with its own code, on its own images, within its own policy.
+
+Its folder of state holds everything it remembers:
+
+    sent.jsonl            every message that left: when, run, round, kind, bytes, hash
+    runs/RUN/clients/     the client's model and memory
+    runs/RUN/             model.safetensors and report.json, once the run is over
+"""
+
+import hashlib
+import json
+import logging
+import traceback
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save
+
+from protofed.clients import (
+    ClientSide,
+    ClientStore,
+    Evaluate,
+    Failed,
+    Job,
+    Result,
+    Score,
+    Train,
+    decode_job,
+    encode_result,
+    seal,
+    write_atomically,
+)
+from protofed.data import Dataset, Domain, Images, load
+from protofed.deploy.census import Hello
+from protofed.deploy.policy import Policy, Refused
+from protofed.deploy.protocol import SITES, Question, Terms, fingerprint
+from protofed.errors import BadMessage, UserError
+from protofed.experiments.assembly import assemble
+from protofed.experiments.run import one_thread
+from protofed.records import Bytes, Message
+
+log = logging.getLogger("protofed")
+
+_OUR_ERRORS = (BadMessage.__name__, UserError.__name__)
+"""Whose texts name fields and options, never data."""
+
+
+@dataclass(frozen=True)
+class SiteData:
+    """Where a site's images are and how they are read."""
+
+    spec: str
+    labels: str | None = None
+    classes: str | None = None
+    """All classes of the federation, where the site lacks some."""
+
+    def read(self, name: str, shape: tuple[int, int, int] | None = None) -> Dataset:
+        """The images as one domain with the name of the site, in their own shape or the one asked for."""
+        channels, size = (None, None) if shape is None else (shape[0], shape[1:])
+        dataset = load(self.spec, labels=self.labels, channels=channels, image_size=size)
+        if len(dataset.domains) != 1:
+            raise UserError(f"{self.spec} holds the domains {', '.join(dataset.domains)}; a site has one, its own")
+        (domain,) = dataset.domains.values()
+        classes = self._class_names(dataset.classes)
+        place = {own: classes.index(own) for own in dataset.classes}
+        train, test = (
+            _relabelled(part, [place[own] for own in dataset.classes]) for part in (domain.train, domain.test)
+        )
+        return replace(dataset, classes=classes, domains={name: Domain(name, train, test)})
+
+    def _class_names(self, own: Sequence[str]) -> tuple[str, ...]:
+        if self.classes is None:
+            return tuple(own)
+        named = tuple(part.strip() for part in self.classes.split(",") if part.strip())
+        strange = [name for name in own if name not in named]
+        if strange:
+            raise UserError(
+                f"{self.spec} has images of class {strange[0]}, which is not among --classes {self.classes}"
+            )
+        return named
+
+
+def _relabelled(images: Images, places: list[int]) -> Images:
+    return Images(images.x, images.y.new_tensor(places)[images.y])
+
+
+def _discreet(reason: str, trace: str) -> Failed:
+    """A failure that can be told and logged: texts of unexpected errors may quote what they stumbled over."""
+    kind, _, _ = reason.partition(":")
+    where = [line.strip() for line in trace.splitlines() if line.startswith('  File "')]
+    log.error("%s in %s", kind, "; ".join(where))
+    return Failed(reason if kind in _OUR_ERRORS else f"{kind}; its own log says where")
+
+
+class Site:
+    """Answers one question after the other."""
+
+    def __init__(
+        self,
+        name: str,
+        data: SiteData,
+        state: Path,
+        policy: Policy,
+        *,
+        weights: str | None = None,
+        plugins: Sequence[str] = (),
+        device: str = "cpu",
+    ) -> None:
+        self.name = name
+        self.finished = False
+        """Whether a run was brought to its end."""
+        self._data = data
+        self._state = state
+        self._policy = policy
+        self._own = {"weights": weights, "plugin": list(plugins), "device": device, "data": SITES}
+        self._playing: _Playing | None = None
+        state.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def client(self) -> str:
+        """The id of its only client."""
+        return f"{self.name}-0"
+
+    @cached_property
+    def dataset(self) -> Dataset:
+        """Its images in their own shape."""
+        return self._data.read(self.name)
+
+    def answer(self, envelope: bytes) -> bytes:
+        """The reply to a message; whatever goes wrong is a reply too, and every reply is written down."""
+        question: Question | None = None
+        try:
+            question = Question.read(envelope)
+            kind, round, reply = self._reply(question)
+            self._policy.let_out(len(reply))
+        except (BadMessage, Refused, UserError) as problem:
+            kind, round, reply = "refusal", None, encode_result(Failed(str(problem)))
+        except Exception as error:
+            kind, round, reply = "failure", None, encode_result(_discreet(type(error).__name__, traceback.format_exc()))
+        self._note(question, kind, round, reply)
+        return reply
+
+    def _reply(self, question: Question) -> tuple[str, int | None, bytes]:
+        if question.ask == "hello":
+            return "hello", None, seal({"hello": asdict(Hello.of(self.dataset))})
+        assert question.terms is not None
+        playing = self._play(question.terms)
+        if question.ask == "begin":
+            return "ready", None, seal({"ready": version("protofed")})
+        if question.ask == "finish":
+            playing.finish(question, self._state)
+            self.finished = True
+            return "done", None, seal({"done": playing.terms.run})
+        job, message = decode_job(question.body, "server")
+        result = playing.perform(job, message, question.accepted)
+        if isinstance(result, Failed):
+            result = _discreet(result.reason, result.trace)
+        return type(job).__name__.lower(), job.round + 1, encode_result(result)
+
+    def _play(self, terms: Terms) -> "_Playing":
+        """The run with these terms; the same one as before unless they have changed."""
+        if self._playing is None or self._playing.terms != terms:
+            options = terms.options_here(**self._own)
+            if ".py:" in options.method:
+                raise Refused(f"{options.method} is a file of the server's; sites run only what is installed with them")
+            guard = terms.options.get("guard")
+            self._policy.admit(options.method, options.training_plan().rounds, None if guard is None else str(guard))
+            self._playing = _Playing(self.name, self.client, terms, self._data, self.dataset, self._own, self._state)
+        return self._playing
+
+    def _note(self, question: Question | None, kind: str, round: int | None, reply: bytes) -> None:
+        line = {
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "run": question.terms.run if question is not None and question.terms is not None else None,
+            "round": round,
+            "kind": kind,
+            "bytes": len(reply),
+            "sha256": hashlib.sha256(reply).hexdigest(),
+        }
+        with (self._state / "sent.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+class _Playing:
+    """One run at a site."""
+
+    def __init__(
+        self,
+        name: str,
+        client: str,
+        terms: Terms,
+        data: SiteData,
+        dataset: Dataset,
+        own: dict[str, Any],
+        state: Path,
+    ) -> None:
+        self.terms = terms
+        self._client = client
+        self._domain = name
+        census = terms.census
+        if Hello.of(dataset) != census.sites.get(name):
+            raise Refused("its images are not those it has announced; they must not change during a run")
+        options = terms.options_here(**own)
+        if fingerprint(options.weights) != terms.weights:
+            raise Refused(f"it needs the same --weights as the server (sha256 {terms.weights}), not {options.weights}")
+        if dataset.image_shape != census.image_shape:
+            dataset = data.read(name, census.image_shape)
+        self._folder = state / "runs" / terms.run
+        self._store = ClientStore(self._folder / "clients")
+        self._store.folder.mkdir(parents=True, exist_ok=True)
+        with one_thread():
+            stand_in = census.dataset(options.settings_for("data").get("normalise"), dataset.domains[name])
+            assembly = assemble(options, self._store.folder, stand_in)
+            self._side = ClientSide(assembly.setting, assembly.templates)
+
+    def perform(self, job: Job, message: Message, accepted: int | None) -> Result:
+        """Do a job that is about this site, from the state that the server counts on."""
+        mine = isinstance(job, Train) and job.client == self._client
+        mine |= isinstance(job, Evaluate) and (job.client == self._client or job.domain == self._domain)
+        if not mine:
+            raise Refused(f"{type(job).__name__.lower()} is not done here for others")
+        self._settle(job.round, accepted)
+        with one_thread():
+            return self._side.perform(job, message)
+
+    def finish(self, question: Question, state: Path) -> None:
+        """Keep the final model, and report how it does on the site's own test images."""
+        round = len(self.terms.options_here(data=SITES).training_plan().epochs)
+        self._settle(round, question.accepted)
+        job = Evaluate("personal", round, self._client, self._domain)
+        message = Message(question.body, Bytes(other=len(question.body)))
+        with one_thread():
+            weights, predicted, right = self._side.examine(job, message)
+        classes = self.terms.census.classes
+        per_class = {
+            name: asdict(Score(int(((predicted == right) & (right == k)).sum()), int((right == k).sum())))
+            for k, name in enumerate(classes)
+        }
+        lines = [json.loads(line) for line in (state / "sent.jsonl").read_text().splitlines()]
+        sent = [line for line in lines if line["run"] == self.terms.run]
+        report = {
+            "run": self.terms.run,
+            "method": self.terms.options["method"],
+            "rounds": round,
+            "accuracy": int((predicted == right).sum()) / max(len(right), 1),
+            "per_class": per_class,
+            "sent": {"messages": len(sent), "bytes": sum(line["bytes"] for line in sent)},
+        }
+        write_atomically(self._folder / "model.safetensors", save(weights.tensors()))
+        write_atomically(self._folder / "report.json", json.dumps(report, indent=2).encode() + b"\n")
+
+    def _settle(self, round: int, accepted: int | None) -> None:
+        """Go back to, or on to, the state after the last round that the server accepted.
+
+        A proposal is kept as such until a later round begins, because the server commits a round after its evaluation.
+        """
+        if accepted is not None and accepted < round:
+            self._store.commit([self._client], accepted)
+        if accepted != round:
+            self._store.withdraw_all()

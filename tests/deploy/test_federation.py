@@ -1,0 +1,398 @@
+"""The federation over sites: the results of a run in one process, also when sites fail, hang, lie or come late."""
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from local_sites import OPTIONS, Federation
+
+import protofed
+from protofed.clients import Trained, decode_result, encode_result, unseal
+from protofed.data import load
+from protofed.deploy import server
+from protofed.deploy.policy import Policy
+from protofed.deploy.protocol import Question
+from protofed.deploy.server import Patience
+from protofed.errors import UserError
+from protofed.method import knob
+from protofed.methods.i2pfl import I2PFL
+from protofed.records import Bytes, Weights, encode
+from protofed.registry import register
+from protofed.testing import results_of
+
+
+def reference(three: Federation, method: str, out: str = "reference", **options: Any) -> dict[str, Any]:
+    """What a run in one process leaves behind."""
+    run = protofed.run(method, three.data, out=three.folder / out, engine="loop", **{**OPTIONS, **options})
+    return results_of(run.path)
+
+
+def equal(three: Federation, run: protofed.Run, expected: dict[str, Any]) -> None:
+    """The server's files, the rounds, and the clients' states at the sites."""
+    found = {name: value for name, value in results_of(run.path).items() if not name.startswith("clients/")}
+    found |= {f"clients/{name}": state for name, state in three.states().items()}
+    assert found["rounds.jsonl"] == expected["rounds.jsonl"]
+    assert sorted(found) == sorted(expected)
+    assert [name for name in expected if found[name] != expected[name]] == []
+
+
+def job_in(envelope: bytes) -> tuple[str, int] | None:
+    """What a message asks to be done, and in which round."""
+    question = Question.read(envelope)
+    if question.ask != "job":
+        return None
+    header = unseal(question.body, "server")[0]
+    return header["job"], header["round"]
+
+
+def is_training(envelope: bytes, round: int) -> bool:
+    return job_in(envelope) == ("train", round)
+
+
+@pytest.mark.parametrize("method", ["i2pfl", "fedavg", "conffedproto", "scaffold", "copa", "fedmp"])
+def test_equals_a_run_in_one_process(method: str, three: Federation) -> None:
+    equal(three, three.run(method), reference(three, method))
+
+
+def test_equals_with_participation_validation_and_memory(three: Federation) -> None:
+    options: dict[str, Any] = {
+        "rounds": 3,
+        "participation": 0.6,
+        "optimizer": "adam",
+        "set": {"model.hidden": 16, "persist_optimizer": "on", "data.validation": 0.2},
+        "evaluate_local": True,
+    }
+    equal(three, three.run("i2pfl", **options), reference(three, "i2pfl", **options))
+
+
+def test_a_site_keeps_its_model_and_a_report(three: Federation) -> None:
+    run = three.run("conffedproto")
+    (report_file,) = (three.folder / "state" / "a").glob("runs/*/report.json")
+    report = json.loads(report_file.read_text())
+    assert report["accuracy"] == run.rounds[-1]["accuracy"]["personal"]["a-0"]
+    assert sum(each["total"] for each in report["per_class"].values()) == 12
+    model = report_file.with_name("model.safetensors")
+    assert model.stat().st_size > 0
+    assert not (run.path / "clients").exists() or not list((run.path / "clients").iterdir())
+
+
+# Faults. A client that is left out of a round in one process is the reference for a site that gave no answer.
+
+
+class Breaks(I2PFL):
+    """I2PFL whose client b fails in one round."""
+
+    paper = "for tests"
+    since: int = knob("the round", default=1)
+
+    def loss(self, net: Any, x: Any, y: Any, at: Any) -> Any:
+        if at.client == "b-0" and at.round == self.since:
+            raise ValueError("no luck")
+        return super().loss(net, x, y, at)
+
+
+def without_reasons(record: dict[str, Any]) -> dict[str, Any]:
+    events = [(event["client"], event["event"]) for event in record["events"]]
+    return {**{key: value for key, value in record.items() if key not in ("seconds", "bytes")}, "events": events}
+
+
+def as_if_left_out(three: Federation, run: protofed.Run, round: int = 1) -> None:
+    register("breaks")(Breaks)
+    expected = protofed.run(
+        "breaks", three.data, out=three.folder / "left-out", engine="loop",
+        **{**OPTIONS, "rounds": 3, "set": {**OPTIONS["set"], "since": round}},
+    )  # fmt: skip
+    assert [without_reasons(line) for line in run.rounds] == [without_reasons(line) for line in expected.rounds]
+    assert (run.path / "model.safetensors").read_bytes() == (expected.path / "model.safetensors").read_bytes()
+    for name, state in three.states().items():
+        assert state == (expected.path / "clients" / name).read_bytes()
+
+
+def test_a_site_that_hangs_is_left_out_and_back_next_round(three: Federation) -> None:
+    three.between("b", lambda envelope, site: None if is_training(envelope, 1) else site(envelope))
+    run = three.run("i2pfl", rounds=3)
+    assert run.rounds[1]["events"] == [
+        {"client": "b-0", "event": "left out", "reason": "it did not answer within 0.3 s"}
+    ]
+    as_if_left_out(three, run)
+
+
+def test_a_site_that_answers_late_is_as_if_it_had_not(three: Federation) -> None:
+    """It has trained and remembers, but nobody has seen its upload: it goes back."""
+
+    def late(envelope: bytes, site: Any) -> bytes | None:
+        answer = site(envelope)
+        return None if is_training(envelope, 1) else answer
+
+    three.between("b", late)
+    as_if_left_out(three, three.run("i2pfl", rounds=3))
+
+
+def test_a_site_that_is_killed_and_restarted_has_its_memory(three: Federation) -> None:
+    def dies(envelope: bytes, _site: Any) -> bytes | None:
+        three.sites["b"] = three.site("b")  # nothing of the old process is left
+        return None if is_training(envelope, 1) else three.sites["b"].answer(envelope)
+
+    three.between("b", dies)
+    as_if_left_out(three, three.run("i2pfl", rounds=3))
+
+
+def changed(envelope: bytes, change: Any) -> bytes:
+    result = decode_result(envelope, "b")
+    assert isinstance(result, Trained)
+    return change(result)
+
+
+def nan(result: Trained) -> bytes:
+    damaged = bytearray(result.blob)
+    damaged[-4:] = np.array([np.nan], dtype="<f4").tobytes()
+    return encode_result(Trained(bytes(damaged), result.size, result.loss, result.samples))
+
+
+def another_model(result: Trained) -> bytes:
+    message = encode(Weights({"strange": torch.zeros(3)}, {}), "b")
+    return encode_result(Trained(message.blob, message.size, result.loss, result.samples))
+
+
+@pytest.mark.parametrize(
+    ("garbage", "reason"),
+    [
+        (nan, "checksum|not finite"),
+        (another_model, "missing"),
+        (lambda result: encode_result(Trained(result.blob[:-9], result.size, {}, 3)), "announced"),
+        (lambda _: b"hello?", "cannot be read"),
+        (lambda _: b"\xff" * 9, "cannot be read"),
+        (lambda result: encode_result(Trained(result.blob, Bytes(), {}, 3)), "announced"),
+    ],
+)
+def test_garbage_is_refused_and_the_site_left_out(garbage: Any, reason: str, three: Federation) -> None:
+    def lies(envelope: bytes, site: Any) -> bytes:
+        answer = site(envelope)
+        return changed(answer, garbage) if is_training(envelope, 1) else answer
+
+    three.between("b", lies)
+    run = three.run("i2pfl", rounds=3)
+    (event,) = run.rounds[1]["events"]
+    assert event["client"] == "b-0"
+    assert re.search(reason, event["reason"])
+    as_if_left_out(three, run)
+
+
+def test_a_site_that_cannot_be_evaluated_leaves_a_gap(three: Federation) -> None:
+    three.between(
+        "b", lambda envelope, site: None if (job_in(envelope) or "")[0:1] == ("evaluate",) else site(envelope)
+    )
+    run = three.run("fedavg")
+    view = run.rounds[0]["accuracy"]["global"]
+    assert view["b"] is None
+    assert view["average"] == pytest.approx((view["a"] + view["c"]) / 2)
+    assert [event["event"] for event in run.rounds[0]["events"]] == ["not evaluated"]
+    assert run.complete
+
+
+def test_too_few_sites_begin_the_round_again(three: Federation) -> None:
+    silent = 2
+
+    def sometimes(envelope: bytes, site: Any) -> bytes | None:
+        nonlocal silent
+        if is_training(envelope, 0) and silent:
+            silent -= 1
+            return None
+        return site(envelope)
+
+    three.between("b", sometimes)
+    run = three.run("i2pfl", patience=Patience(min_sites=3, round_timeout=0.2, wait=1.0))
+    equal(three, run, reference(three, "i2pfl"))
+
+
+def test_a_late_site_joins(three: Federation) -> None:
+    three.online.discard("c")
+    del three.members[2]
+
+    class Arrives:
+        def round_end(self, run: Any, record: Any) -> None:
+            if record["round"] == 1:
+                three.members.append("c")
+                three.online.add("c")
+
+    run = three.run("i2pfl", rounds=3, callbacks=[Arrives()])
+    assert [line["participants"] for line in run.rounds] == [
+        ["a-0", "b-0"],
+        ["a-0", "b-0", "c-0"],
+        ["a-0", "b-0", "c-0"],
+    ]
+    assert run.rounds[1]["events"][0]["event"] == "joined"
+    assert set(run.rounds[2]["accuracy"]["global"]) >= {"a", "b", "c"}
+
+
+def test_a_late_site_is_turned_away_where_the_clients_are_fixed(three: Federation) -> None:
+    del three.members[2]
+
+    class Arrives:
+        def round_end(self, run: Any, record: Any) -> None:
+            if "c" not in three.members:
+                three.members.append("c")
+
+    run = three.run("copa", rounds=3, callbacks=[Arrives()])
+    assert run.rounds[1]["events"] == [
+        {"client": "c-0", "event": "turned away", "reason": "the method's clients are fixed from the start"}
+    ]
+    assert run.complete
+
+
+class Killed(BaseException):
+    """As a kill would end the server."""
+
+
+@pytest.mark.parametrize("ask", ["train", "evaluate"])
+def test_the_server_is_killed_and_resumed(ask: str, three: Federation) -> None:
+    """In the middle of the second round: while training, and after all sites know that their uploads were accepted."""
+
+    def fatal(envelope: bytes, site: Any) -> bytes | None:
+        answer = site(envelope)
+        if job_in(envelope) == (ask, 1):
+            raise Killed
+        return answer
+
+    options: dict[str, Any] = {"rounds": 3, "set": {**OPTIONS["set"], "persist_optimizer": "on"}}
+    three.between("c", fatal)
+    with pytest.raises(Killed):
+        three.run("i2pfl", **options)
+    three.between("c", lambda envelope, site: site(envelope))
+    run = three.run("i2pfl", resume=True, **options)
+    equal(three, run, reference(three, "i2pfl", **options))
+
+
+# Before the first round
+
+
+def test_classes_must_be_the_same(federation: Federation) -> None:
+    federation.add("a")
+    federation.add("b", labels="0-1=low,2-3=high")
+    with pytest.raises(UserError, match="b has the classes"):
+        federation.run("i2pfl")
+    assert not (federation.folder / "run").exists()
+
+
+def test_versions_must_be_the_same(three: Federation) -> None:
+    three.between("b", lambda envelope, site: site(envelope).replace(b'"protofed": "0', b'"protofed": "9'))
+    with pytest.raises(UserError, match=r"b runs protofed 9.*install the same"):
+        three.run("i2pfl")
+
+
+def test_a_site_that_does_not_come_is_named(three: Federation) -> None:
+    three.online.discard("b")
+    with pytest.raises(UserError, match="missing: b"):
+        three.run("i2pfl")
+
+
+def test_fewer_sites_may_begin(three: Federation) -> None:
+    three.online.discard("b")
+    run = three.run("i2pfl", patience=Patience(min_sites=2, round_timeout=0.3, wait=1.0))
+    assert run.rounds[0]["participants"] == ["a-0", "c-0"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "reason"),
+    [
+        (Policy(methods=("fedavg",)), "its policy allows fedavg, not i2pfl"),
+        (Policy(rounds=1), "its policy allows 1 rounds, not 2"),
+        (Policy(guard="clip=1.0"), "its policy asks for the guard clip=1.0; the run has none"),
+    ],
+)
+def test_a_policy_refuses_a_run(policy: Policy, reason: str, federation: Federation) -> None:
+    federation.add("a")
+    federation.add("b", policy=policy)
+    with pytest.raises(UserError, match=f"the run does not begin; b: {reason}"):
+        federation.run("i2pfl")
+
+
+def test_a_policy_lets_no_large_message_out(federation: Federation) -> None:
+    federation.add("a")
+    federation.add("b", policy=Policy(message_bytes=1000))
+    run = federation.run("i2pfl")
+    assert "lets out 1000 bytes at most" in run.rounds[0]["events"][0]["reason"]
+    sent = [json.loads(line) for line in (federation.folder / "state/b/sent.jsonl").read_text().splitlines()]
+    assert max(line["bytes"] for line in sent) <= 1000
+
+
+def test_a_file_of_the_servers_is_not_run(three: Federation, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("from protofed.methods.fedavg import FedAvg\nclass Mine(FedAvg):\n    'Mine.'\n")
+    with pytest.raises(UserError, match="sites run only what is installed"):
+        three.run(f"{tmp_path / 'mine.py'}:Mine")
+
+
+def test_images_must_not_change_during_a_run(three: Federation) -> None:
+    class Changes:
+        def round_end(self, run: Any, record: Any) -> None:
+            (three.folder / "own/b/b.npz").write_bytes((Path(three.data) / "a.npz").read_bytes())
+            shorter = {k: v[:-1] if k.endswith("train") else v for k, v in np.load(Path(three.data) / "b.npz").items()}
+            np.savez(three.folder / "own/b/b.npz", **shorter)
+            three.sites["b"] = three.site("b")
+
+    run = three.run("i2pfl", callbacks=[Changes()])
+    assert "not those it has announced" in run.rounds[1]["events"][0]["reason"]
+
+
+# What leaves a site
+
+
+def test_every_message_is_listed(three: Federation) -> None:
+    three.run("i2pfl")
+    lines = [json.loads(line) for line in (three.folder / "state/a/sent.jsonl").read_text().splitlines()]
+    assert [line["kind"] for line in lines] == ["hello", "ready", "train", "evaluate", "train", "evaluate", "done"]
+    assert [line["round"] for line in lines] == [None, None, 1, 1, 2, 2, None]
+    carried = {hashlib.sha256(reply).hexdigest(): len(reply) for reply in three.grid.carried}
+    assert all(carried[line["sha256"]] == line["bytes"] for line in lines)
+
+
+@pytest.mark.parametrize("method", ["i2pfl", "fedavg", "conffedproto", "fedmp"])
+def test_no_image_leaves_a_site(method: str, three: Federation) -> None:
+    """Neither the pixels of an image, nor what the network sees of them, nor a part of either, is in what is sent."""
+    three.run(method)
+    together = b"\x00".join(three.grid.carried)
+    for name in ("a", "b", "c"):
+        dataset = load(str(three.folder / "own" / name))
+        images = dataset.domains[name].train.x
+        seen = dataset.normalise(images)
+        for picture in (*images, *seen, *seen.double()):
+            raw = picture.contiguous().numpy().tobytes()
+            assert raw not in together
+            rows = picture.reshape(-1, picture.shape[-1])
+            assert not any(row.numpy().tobytes() in together for row in rows if len(row.unique()) > 4)
+
+
+def test_the_search_for_images_would_find_one(three: Federation) -> None:
+    dataset = load(str(three.folder / "own" / "a"))
+    raw = dataset.normalise(dataset.domains["a"].train.x)[0].numpy().tobytes()
+    assert raw in b"some header" + raw
+
+
+def test_errors_are_told_and_logged_without_their_text(
+    three: Federation, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The text of an unexpected error may quote what it stumbled over."""
+    monkeypatch.setattr(server, "_TRIES", 1)
+
+    class Leaky(I2PFL):
+        """Its errors quote images."""
+
+        paper = "for tests"
+
+        def upload(self, net: Any, data: Any, at: Any) -> Any:
+            if len(data.y) > 2:
+                raise ValueError(f"bad image {next(iter(data.batches()))[0][0].flatten().tolist()}")
+            return super().upload(net, data, at)
+
+    register("leaky")(Leaky)
+    with pytest.raises(RuntimeError, match="failed in round 1"):
+        three.run("leaky", rounds=1)
+    assert any(b"ValueError" in reply for reply in three.grid.carried)
+    assert not any(b"bad image" in reply for reply in three.grid.carried)
+    assert "upload" in caplog.text
+    assert "bad image" not in caplog.text
