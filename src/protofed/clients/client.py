@@ -8,15 +8,29 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from protofed.clients.jobs import Evaluate, Failed, Job, Predict, Predicted, Result, Score, Train, Trained
+from protofed.clients.jobs import (
+    Evaluate,
+    Failed,
+    Job,
+    Predict,
+    Predicted,
+    Project,
+    Projected,
+    Result,
+    Score,
+    Train,
+    Trained,
+)
 from protofed.clients.optimizers import kept_state, make_optimizers, restore_state
 from protofed.clients.rehearsal import Templates
 from protofed.clients.setting import Setting
-from protofed.clients.store import ClientState, ClientStore
+from protofed.clients.samples import ClientSamples
+from protofed.clients.store import ClientState, ClientStore, Sources
 from protofed.clients.training import train
 from protofed.method import At
 from protofed.models import everything, laid_out, nothing
 from protofed.models.net import Net
+from protofed.models.protopnet import project, prototypes_of
 from protofed.records import Message, Nothing, Record, decode, encode, map_tensors
 
 R = TypeVar("R", bound=Record)
@@ -37,6 +51,8 @@ class ClientSide:
         try:
             if isinstance(job, Train):
                 return self._train(job, message)
+            if isinstance(job, Project):
+                return self._project(job, message)
             return self._evaluate(job, message) if isinstance(job, Evaluate) else self._predict(job, message)
         except Exception as error:
             return Failed(f"{type(error).__name__}: {error}", traceback.format_exc())
@@ -64,7 +80,23 @@ class ClientSide:
             down = self._open(message, self._templates.down, f"broadcast to {job.client}")
             net, state = self._enter(job.client, job.round, None if job.view == "local" else down)
             at = replace(self._setting.at(job.round, job.client), down=down, memory=state.memory)
-        samples = self._setting.test_samples(job.domain, job.client, job.validates)
+        return self._score(net, self._setting.test_samples(job.domain, job.client, job.validates), at)
+
+    def _project(self, job: Project, message: Message) -> Projected:
+        """On the client's model as its training left it; nothing but the two scores leaves the client."""
+        down = self._open(message, self._templates.down, f"broadcast to {job.client}")
+        net, state = self._enter(job.client, job.round, None)
+        at = replace(self._setting.at(job.round, job.client), down=down, memory=state.memory)
+        own, tested = self._setting.samples(job.client), self._setting.test_samples(job.domain, job.client)
+        before = self._score(net, tested, at)
+        found = project(net, own.batches())
+        vectors = prototypes_of(net.model).vectors.detach().clone()
+        self._store.keep_sources(
+            job.client, Sources(vectors, found.image, found.row, found.column, own.pixels(found.image.clamp(min=0)))
+        )
+        return Projected(before, self._score(net, tested, at))
+
+    def _score(self, net: Net, samples: ClientSamples, at: At) -> Score:
         predicted = self._probabilities(net, samples.batches(), at).argmax(1)
         return Score(int((predicted == samples.y).sum()), len(samples))
 

@@ -42,7 +42,19 @@ class Predict:
     """Whose model it is."""
 
 
-Job = Train | Evaluate | Predict
+@dataclass(frozen=True)
+class Project:
+    """Move a client's part prototypes onto its own nearest training patches; what comes of it stays with the client.
+
+    `domain` names the test set for the accuracy before and after, as in `Evaluate`.
+    """
+
+    round: int
+    client: str
+    domain: str | None
+
+
+Job = Train | Evaluate | Predict | Project
 
 
 @dataclass(frozen=True)
@@ -73,6 +85,14 @@ class Predicted:
 
 
 @dataclass(frozen=True)
+class Projected:
+    """What a client says about its projection: how its model scored before and after."""
+
+    before: Score
+    after: Score
+
+
+@dataclass(frozen=True)
 class Failed:
     """A job that gave no result, and why; the trace is for the log of whoever debugs a method."""
 
@@ -80,4 +100,4 @@ class Failed:
     trace: str = ""
 
 
-Result = Trained | Score | Predicted | Failed
+Result = Trained | Score | Predicted | Projected | Failed

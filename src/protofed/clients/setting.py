@@ -55,6 +55,10 @@ class Setting:
         return self.dataset.pooled_train()
 
     @cached_property
+    def _labels(self) -> Tensor:
+        return self.dataset.pooled_labels()
+
+    @cached_property
     def sizes(self) -> dict[str, int]:
         """Samples every client trains on, in canonical order."""
         return {client: len(self._train_and_validation(client)[0]) for client in self.partition.clients}
@@ -108,5 +112,5 @@ class Setting:
         return indices[order[kept:].sort().values], indices[order[:kept].sort().values]
 
     def _held(self, client: str) -> Tensor:
-        labels = self.pool.y[self._train_and_validation(client)[0]]
+        labels = self._labels[self._train_and_validation(client)[0]]
         return torch.bincount(labels, minlength=len(self.dataset.classes)).to(self.dtype)

@@ -92,8 +92,8 @@ def _picture(site: Site, diseased: bool, rng: np.random.Generator) -> tuple[NDAr
     place = np.full(2, np.nan)
     if diseased:
         place = _lesion_middle(middle, nerve, rng)
-        for spot in place + rng.uniform(-_SPREAD, _SPREAD, (4, 2)):
-            tissue = tissue + np.array([0.5, 0.55, 0.35])[:, None, None] * _spot(rows, columns, spot, 1.1)
+        for spot in place + rng.uniform(-_SPREAD, _SPREAD, (5, 2)):
+            tissue = tissue + np.array([0.5, 0.55, 0.35])[:, None, None] * _spot(rows, columns, spot, 1.5)
     disc = 1 / (1 + np.exp((np.hypot(rows - middle[0], columns - middle[1]) - _RADIUS) * 2))
     picture = site.gain * tissue * disc + site.noise * rng.standard_normal(tissue.shape)
     return (picture * 255).round().clip(0, 255).astype(np.uint8), place

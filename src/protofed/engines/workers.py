@@ -12,7 +12,7 @@ from multiprocessing.process import BaseProcess
 
 import torch
 
-from protofed.clients import ClientSide, Failed, Job, Predict, Result, Setting, Templates, Train
+from protofed.clients import ClientSide, Failed, Job, Predict, Project, Result, Setting, Templates, Train
 from protofed.records import Message
 
 _PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux
@@ -61,7 +61,7 @@ class WorkersEngine:
 
     def _effort(self, job: Job) -> int:
         """How much work a job is, relative to others of its kind."""
-        if isinstance(job, Train):
+        if isinstance(job, Train | Project):
             return self._setting.sizes[job.client]
         if isinstance(job, Predict) or job.domain is not None:
             return len(self._setting.dataset.domains[str(job.domain)].test)

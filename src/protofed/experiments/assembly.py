@@ -13,7 +13,7 @@ import torch
 from pydantic import Field, TypeAdapter, ValidationError
 
 from protofed.clients import Setting, Templates, rehearse
-from protofed.data import Augment, Dataset, load, make_partition
+from protofed.data import Augment, Dataset, Partition, load, make_partition
 from protofed.data.catalog import data_options
 from protofed.engines import choose_engine
 from protofed.errors import UserError, unknown_name
@@ -111,8 +111,8 @@ class Assembly:
         }
 
 
-def assemble(options: Options, clients_folder: Path) -> Assembly:
-    """Load, deal out, build and rehearse."""
+def assemble(options: Options, clients_folder: Path, known: tuple[Dataset, Partition] | None = None) -> Assembly:
+    """Load, deal out, build and rehearse; `known` takes the place of what would be loaded and dealt out."""
     for plugin in options.plugin:
         load_plugin(plugin)
     method_class = find_method(options.method)
@@ -120,27 +120,9 @@ def assemble(options: Options, clients_folder: Path) -> Assembly:
     method = make_method(method_class, options.settings_for(""), options.preset)
     device = _device(options.device)
     data_settings, own_settings = _data_settings(options.settings_for("data"), options.data)
-    dataset = load(
-        options.data,
-        data_root=options.data_root,
-        domains=options.domains,
-        labels=options.labels,
-        image_size=options.image_size,
-        channels=data_settings.pop("channels", None),
-        normalise=data_settings.pop("normalise", None),
-        options=own_settings,
-    )
     augment = Augment.parse(data_settings.pop("augment", "none"))
     validation = data_settings.pop("validation", method.validation_share)
-    partition = make_partition(
-        dataset,
-        options.protocol,
-        clients=options.clients,
-        fraction=options.fraction,
-        samples_per_client=options.samples_per_client,
-        seed=options.seed,
-        **data_settings,
-    )
+    dataset, partition = known or _dealt_out(options, data_settings, own_settings)
     if method.pools_data:
         partition = partition.pooled()
     bases, report = _base_models(options, dataset)
@@ -171,6 +153,30 @@ def assemble(options: Options, clients_folder: Path) -> Assembly:
     engine, workers = choose_engine(options.engine, options.workers, len(partition.clients), options.device)
     warnings = (*dataset.warnings, *partition.warnings, *_random_parts(options, setting), *_own_plan(options, setting))
     return Assembly(options, setting, templates, engine, workers, warnings, report)
+
+
+def _dealt_out(options: Options, settings: dict[str, Any], own: Mapping[str, str]) -> tuple[Dataset, Partition]:
+    """The data set, and who holds what of it."""
+    dataset = load(
+        options.data,
+        data_root=options.data_root,
+        domains=options.domains,
+        labels=options.labels,
+        image_size=options.image_size,
+        channels=settings.pop("channels", None),
+        normalise=settings.pop("normalise", None),
+        options=own,
+    )
+    partition = make_partition(
+        dataset,
+        options.protocol,
+        clients=options.clients,
+        fraction=options.fraction,
+        samples_per_client=options.samples_per_client,
+        seed=options.seed,
+        **settings,
+    )
+    return dataset, partition
 
 
 def _base_models(options: Options, dataset: Dataset) -> tuple[list[Split], WeightsReport | None]:
@@ -227,6 +233,10 @@ def _refuse_impossible(options: Options, setting: Setting, templates: Templates)
             f"{options.method} exchanges weights, so all clients need one architecture; give one --model, or a method "
             "that exchanges prototypes only, such as fedproto or conffedproto"
         )
+    if options.project and "prototypes" not in setting.model.stage_names:
+        raise UserError(f"--project moves part prototypes, and {options.method} has none; leave it out")
+    if too_late := [number for number in options.snapshots() if number > setting.plan.rounds]:
+        raise UserError(f"snapshot_rounds names round {max(too_late)}, but there are {setting.plan.rounds}")
     if options.ensemble and templates.global_model is None:
         raise UserError(f"--ensemble needs a method with a complete global model; {options.method} has none")
 

@@ -9,16 +9,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors.torch import save
 
-from protofed.clients import write_atomically
 from protofed.engines import make_engine
 from protofed.errors import UserError
 from protofed.experiments.assembly import Assembly, assemble
 from protofed.experiments.options import Options, make_options
 from protofed.experiments.results import Run, best_validated, mean_of_last
 from protofed.federation import Federation, RunFolder, Watch
-from protofed.records import KINDS, encode
+from protofed.records import KINDS
 
 log = logging.getLogger("protofed")
 
@@ -92,6 +90,7 @@ def _run(assembly: Assembly, folder: RunFolder, resume: bool, callbacks: list[An
             options.evaluate_every,
             options.evaluate_local,
             options.ensemble or setting.method.ensembles,
+            options.snapshots(),
         )
         federation = Federation(setting, assembly.templates, engine, folder, watch)
         if resume:
@@ -104,25 +103,14 @@ def _run(assembly: Assembly, folder: RunFolder, resume: bool, callbacks: list[An
         tell(callbacks, "run_start", result, federation.rounds_done)
         for record in federation.rounds():
             tell(callbacks, "round_end", result, record)
+        projection = federation.project() if options.project else None
     finally:
         engine.close()
-    _write_results(federation, folder)
-    folder.write_json("summary.json", _summary(assembly, folder.rounds(), time.perf_counter() - start))
+    federation.write_results(folder.path)
+    summary = _summary(assembly, folder.rounds(), time.perf_counter() - start)
+    folder.write_json("summary.json", summary if projection is None else {**summary, "projection": projection})
     tell(callbacks, "run_end", result)
     return result
-
-
-def _write_results(federation: Federation, folder: RunFolder) -> None:
-    """The model, the prototypes and what a newcomer would receive, where the method has them."""
-    method, server = federation.setting.method, federation.server
-    weights = method.global_weights(server)
-    if weights is not None:
-        write_atomically(folder.path / "model.safetensors", save(weights.tensors()))
-    table = method.global_prototypes(server)
-    if table is not None:
-        write_atomically(folder.path / "prototypes.safetensors", save({"rows": table.rows, "count": table.count}))
-    newcomer = federation.broadcast(federation.setting.plan.rounds, None)
-    write_atomically(folder.path / "broadcast.safetensors", encode(newcomer, "server").blob)
 
 
 def _summary(assembly: Assembly, rounds: list[dict[str, Any]], seconds: float) -> dict[str, Any]:

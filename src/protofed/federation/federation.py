@@ -6,11 +6,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save
 
-from protofed.clients import Failed, GlobalModel, Setting, Templates, Train, Trained
+from protofed.clients import Failed, GlobalModel, Setting, Templates, Train, Trained, write_atomically
 from protofed.errors import BadMessage
 from protofed.federation.engine import Engine
 from protofed.federation.evaluation import Evaluator, Member
@@ -30,6 +32,8 @@ class Watch:
     evaluate_local: bool = False
     ensemble: bool = False
     """After the last round the clients' models predict together."""
+    snapshots: frozenset[int] = frozenset()
+    """After how many rounds the state of everybody is kept for later; 0: before the first."""
 
 
 class Federation:
@@ -57,6 +61,7 @@ class Federation:
         recovered = self.folder.recover(self._templates.server)
         if recovered is not None:
             self._next, self.server = recovered[0] + 1, recovered[1]
+            self._snapshot()  # the run may have been killed just before
 
     @property
     def rounds_done(self) -> int:
@@ -65,14 +70,37 @@ class Federation:
 
     def rounds(self) -> Iterator[dict[str, Any]]:
         """Run the rounds that are still to be done; each yields its line of rounds.jsonl once it is committed."""
+        if self._next == 0:
+            self._snapshot()
         while self._next < self.setting.plan.rounds:
             record = self._round(self._next)
             self._next += 1
+            self._snapshot()
             yield record
 
     def broadcast(self, round: int, client: str | None) -> Record:
         """What a client is sent in a round; None: a newcomer."""
         return self.setting.method.broadcast(self.server, self.setting.at(round, client))
+
+    def project(self) -> dict[str, Any]:
+        """Let clients project their part prototypes, each onto its own images; accuracy before and after."""
+        last = self.setting.plan.rounds
+        return self.evaluator.project(last - 1, _Post(self, last).message_to)
+
+    def write_results(self, folder: Path) -> None:
+        """The model, the prototypes and what a newcomer would receive, where the method has them."""
+        method = self.setting.method
+        weights = method.global_weights(self.server)
+        if weights is not None:
+            write_atomically(folder / "model.safetensors", save(weights.tensors()))
+        table = method.global_prototypes(self.server)
+        if table is not None:
+            write_atomically(folder / "prototypes.safetensors", save({"rows": table.rows, "count": table.count}))
+        write_atomically(folder / "broadcast.safetensors", encode(self.broadcast(self._next, None), "server").blob)
+
+    def _snapshot(self) -> None:
+        if self._next in self._watch.snapshots:
+            self.folder.keep_snapshot(self._next, self.server, self.write_results)
 
     def _round(self, round: int) -> dict[str, Any]:
         clock = _Clock()
