@@ -12,6 +12,9 @@ import typer
 
 from protofed.cli.compare import compare_command
 from protofed.cli.data import data_command
+from protofed.cli.embed import embed_command
+from protofed.cli.evaluate import evaluate_command
+from protofed.cli.explain import explain_command
 from protofed.cli.methods import methods_command
 from protofed.cli.models import models_command
 from protofed.cli.pretrain import pretrain_command
@@ -32,6 +35,9 @@ app.command("compare")(compare_command)
 app.command("sweep")(sweep_command)
 app.command("reproduce")(reproduce_command)
 app.command("pretrain")(pretrain_command)
+app.command("explain")(explain_command)
+app.command("evaluate")(evaluate_command)
+app.command("embed")(embed_command)
 app.command("methods")(methods_command)
 app.command("data")(data_command)
 app.command("models")(models_command)

@@ -23,8 +23,8 @@ from protofed.clients.jobs import (
 )
 from protofed.clients.optimizers import kept_state, make_optimizers, restore_state
 from protofed.clients.rehearsal import Templates
-from protofed.clients.setting import Setting
 from protofed.clients.samples import ClientSamples
+from protofed.clients.setting import Setting
 from protofed.clients.store import ClientState, ClientStore, Sources
 from protofed.clients.training import train
 from protofed.method import At

@@ -1,8 +1,8 @@
 """Generated images in which the place of the disease is known: explanations can be checked against it.
 
 Discs on black, as a camera sees the back of an eye: vessels, one large soft bright disc, and on diseased images one
-lesion, a cluster of small bright spots. Three sites differ in colour, illumination and noise. Everything is drawn from
-one fixed seed; nothing is written to disk.
+lesion, a cluster of small bright spots. Three sites differ in colour, illumination and noise. `atlas`, a fourth source
+in grey tones, is for pretraining a backbone. Everything is drawn from one fixed seed; nothing is written to disk.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from protofed.seeding import numpy_generator
 
 SIDE = 64
 CLASSES = ("healthy", "diseased")
-DESCRIPTION = "generated discs with planted lesions at three sites, to check explanations with; needs no download"
+DESCRIPTION = "generated discs with planted lesions, to check explanations with; needs no download"
 
 _SEED = 7
 _SIZES = {"train": 240, "test": 80}
@@ -44,16 +44,14 @@ SITES = {
     "amber": Site((0.85, 0.45, 0.20), (0.30, 0.00), 0.75, 0.02),
     "rose": Site((0.75, 0.35, 0.40), (-0.15, 0.25), 0.95, 0.03),
     "olive": Site((0.55, 0.55, 0.25), (0.00, -0.35), 0.60, 0.04),
+    "atlas": Site((0.50, 0.50, 0.50), (0.10, 0.10), 0.80, 0.03),
 }
 
 
 @cache
 def load_lesions() -> RawData:
     """Three sites, half of their images diseased."""
-    domains = {
-        name: Domain(name, _images(name, "train"), _images(name, "test"))
-        for name in SITES
-    }
+    domains = {name: Domain(name, _images(name, "train"), _images(name, "test")) for name in SITES}
     return RawData(CLASSES, domains, source="generated discs with planted lesions", licence="as protofed")
 
 

@@ -75,9 +75,7 @@ class Options(BaseModel):
             raise ValueError("give the rounds after which to keep the state, for example 0,5,20")
         return value
 
-    @field_validator(
-        "domains", "clients", "fraction", "samples_per_client", "plan", "snapshot_rounds", mode="before"
-    )
+    @field_validator("domains", "clients", "fraction", "samples_per_client", "plan", "snapshot_rounds", mode="before")
     @classmethod
     def _as_text(cls, value: object) -> object:
         """Python callers may give {"mnist": 6}, [30, 60] or 0.2 where the command line has text."""
