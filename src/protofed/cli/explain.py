@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -19,9 +19,11 @@ def explain_command(
     clients: Annotated[str | None, typer.Option("--clients", help="a,b (default: all; global: the server's)")] = None,
     top: Annotated[int, typer.Option("--top", min=1, help="prototypes shown of each client")] = 3,
     project: Annotated[
-        bool | None,
-        typer.Option("--project/--no-project", help="move part prototypes onto clients' own training patches first"),
-    ] = None,
+        bool, typer.Option("--project", help="first find each client's own training patches nearest to its prototypes")
+    ] = False,
+    projected: Annotated[
+        bool, typer.Option("--projected", help="ask the models with their prototypes moved onto those patches")
+    ] = False,
     faithfulness: Annotated[
         bool, typer.Option("--faithfulness", help="also: does the box matter more than a random one?")
     ] = False,
@@ -45,6 +47,7 @@ def explain_command(
         top=top,
         out=out,
         project=project,
+        projected=projected,
         faithful=faithfulness,
     )
     if as_json:
@@ -53,10 +56,13 @@ def explain_command(
     if quiet:
         return
     _show(content)
-    console().print(f"{content['seconds_per_image']:.2f} s per image; page: {(out or run / 'explanations')}/index.html")
+    console().print(
+        f"{content['seconds_per_image']:.2f} s per image ({content['cpu_seconds_per_image']:.2f} s of processor time); "
+        f"page: {(out or run / 'explanations')}/index.html"
+    )
 
 
-def _show(content: dict) -> None:  # type: ignore[type-arg]
+def _show(content: dict[str, Any]) -> None:
     rows = [
         [
             image["name"],

@@ -25,7 +25,7 @@ from protofed.federation import RunFolder
 from protofed.method import At, Method
 from protofed.models import load_weights
 from protofed.models.net import Net
-from protofed.records import ClassTable, Record, decode
+from protofed.records import ClassTable, Features, Record, decode
 
 GLOBAL = "global"
 """In the place of a client's name: the server's model."""
@@ -112,8 +112,16 @@ class OpenRun:
 
     def received_by(self, client: str) -> Record:
         """What the server would send the client next."""
-        server = self._folder.server_after(self.done, self.templates.server)
-        return self.method.broadcast(server, replace(self.setting.at(self.done, None), client=client))
+        return self.method.broadcast(self._server, replace(self.setting.at(self.done, None), client=client))
+
+    def features_sent(self) -> dict[str, Features]:
+        """The features of single images that the server holds of every client; empty where clients send none."""
+        banks = (value for value in vars(self._server).values() if isinstance(value, dict))
+        return next((bank for bank in banks if all(isinstance(held, Features) for held in bank.values())), {})
+
+    @cached_property
+    def _server(self) -> Record:
+        return self._folder.server_after(self.done, self.templates.server)
 
     def normalised(self, pixels: Tensor) -> Tensor:
         """Images as the network sees them."""

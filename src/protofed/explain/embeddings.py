@@ -36,6 +36,7 @@ from protofed.seeding import stable_seed
 
 INDEX = "embeddings.json"
 NEIGHBOURS = 10
+_MOST_POINTS = 400
 
 FloatArray = NDArray[np.float64]
 
@@ -233,41 +234,40 @@ def _mean(values: Sequence[float]) -> float | None:
     return float(np.mean(values)) if values else None
 
 
-def manifold_distances(opened: OpenRun, samples: int = 400) -> dict[str, dict[str, dict[str, float | None]]]:
+def manifold_distances(opened: OpenRun) -> dict[str, dict[str, dict[str, float | None]]]:
     """Per client and class, the Hausdorff distance of its features to the union of all clients' (FedMP, Eq. 4).
 
-    Features are those of the clients' training images by their own models as their training left them. `after`: once
-    the client's features are completed with those it would be sent next; None where nothing of the class is sent.
+    Where clients send features of single images, their manifolds are what they sent last, and `after` is the distance
+    once they are completed with the features of others that the server would send next. Otherwise the features are
+    those of the clients' training images by their own models, and nothing completes them.
     """
-    own: dict[str, tuple[FloatArray, NDArray[np.int64]]] = {}
-    for client in opened.clients:
-        net, _ = opened.model_of(client)
-        held = opened.setting.samples(client)
-        chosen = torch.arange(min(samples, len(held))) * len(held) // min(samples, len(held))
-        h = features_of(opened, net, held.pixels(chosen)).double().numpy()
-        own[client] = (h, held.y[chosen].numpy())
+    sent = opened.features_sent()
+    own = {client: _rows(sent[client]) if sent else _own_features(opened, client) for client in opened.clients}
     result: dict[str, dict[str, dict[str, float | None]]] = {}
     for client, (h, y) in own.items():
-        received = _received(opened, client, h.shape[1])
+        received = _first_features(opened.received_by(client)) if sent else None
+        others, labels = (h[:0], y[:0]) if received is None else _rows(received)
         result[client] = {}
         for k, name in enumerate(opened.classes):
-            union = np.concatenate([rows[labels == k] for rows, labels in own.values()])
-            mine = h[y == k]
-            entry: dict[str, float | None] = {"before": None, "after": None}
-            if len(mine):
-                entry["before"] = hausdorff_distance(mine, union)
-                if received is not None and (received[1] == k).any():
-                    completed = np.concatenate([mine, received[0][received[1] == k]])
-                    entry["after"] = hausdorff_distance(completed, union)
-            result[client][name] = entry
+            union = np.concatenate([rows[of_class == k] for rows, of_class in own.values()])
+            mine, added = h[y == k], others[labels == k]
+            result[client][name] = {
+                "before": hausdorff_distance(mine, union) if len(mine) else None,
+                "after": hausdorff_distance(np.concatenate([mine, added]), union) if len(mine) and len(added) else None,
+            }
     return result
 
 
-def _received(opened: OpenRun, client: str, dim: int) -> tuple[FloatArray, NDArray[np.int64]] | None:
-    """Embeddings of single samples in what the client is sent, where the method sends such."""
-    found = _first_features(opened.received_by(client))
-    if found is None or found.rows[0:1].numel() != min(1, len(found.rows)) * dim:
-        return None
+def _own_features(opened: OpenRun, client: str) -> tuple[FloatArray, NDArray[np.int64]]:
+    """Of some of the client's training images, evenly spaced."""
+    net, _ = opened.model_of(client)
+    held = opened.setting.samples(client)
+    count = min(_MOST_POINTS, len(held))
+    chosen = torch.arange(count) * len(held) // count
+    return features_of(opened, net, held.pixels(chosen)).double().numpy(), held.y[chosen].numpy()
+
+
+def _rows(found: Features) -> tuple[FloatArray, NDArray[np.int64]]:
     return found.rows.flatten(1).double().numpy(), found.labels.numpy()
 
 

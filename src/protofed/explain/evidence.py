@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
 from protofed.errors import UserError
 from protofed.experiments.reopening import OpenRun, batches
@@ -82,10 +83,10 @@ class Explanation:
         return self.evidence[0]
 
 
-def explain_with(opened: OpenRun, client: str, pixels: Tensor, top: int, projected: bool = True) -> list[Explanation]:
+def explain_with(opened: OpenRun, client: str, pixels: Tensor, top: int, projected: bool = False) -> list[Explanation]:
     """One client's view of images [n, C, H, W] of the run's shape; uses its model and the images, nothing else.
 
-    Part prototypes that were projected onto the client's images are used as they are after it, unless told otherwise.
+    `projected`: with its part prototypes as they lie after a projection, where there was one.
     """
     net, at = opened.model_of(client)
     if has_parts(net):
@@ -126,12 +127,14 @@ def place_projected(opened: OpenRun, client: str, net: Net) -> bool:
 
 @torch.no_grad()
 def source_patches(opened: OpenRun, client: str, prototypes: Sequence[int]) -> dict[int, NDArray[np.uint8]]:
-    """The pieces of the client's own training images that its projected prototypes are, [h, w, C] each."""
+    """The piece of the client's own training images that comes nearest to each prototype, [h, w, C].
+
+    They were found by a projection; without one there are none.
+    """
     net, _ = opened.model_of(client)
-    if not has_parts(net) or not place_projected(opened, client, net):
+    sources = opened.sources_of(client, prototypes_of(net.model).vectors.detach()) if has_parts(net) else None
+    if sources is None:
         return {}
-    sources = opened.sources_of(client, prototypes_of(net.model).vectors.detach())
-    assert sources is not None
     chosen = [j for j in prototypes if sources.image[j] >= 0]
     if not chosen:
         return {}
@@ -199,12 +202,20 @@ def similarity_maps(net: Net, x: Tensor, rows: Tensor) -> Tensor:
             n, d, h, w = maps.shape
             alike = cosine(maps.detach().permute(0, 2, 3, 1).reshape(-1, d), rows)
             return alike.view(n, h, w, -1).permute(0, 3, 1, 2)
-        similarity = cosine(features.flatten(1), rows)
+        # The length of the features is held still: a share in a cosine proper would always sum to zero.
+        similarity = _along(features.flatten(1), rows)
         shares = [
             (maps * torch.autograd.grad(similarity[:, j].sum(), maps, retain_graph=True)[0]).sum(1)
             for j in range(len(rows))
         ]
     return torch.stack(shares, 1).detach()
+
+
+def _along(features: Tensor, rows: Tensor) -> Tensor:
+    """The cosine of features with rows, in which the length of the features is a constant."""
+    length = features.detach().norm(dim=1, keepdim=True).clamp(min=1e-8)
+    alike: Tensor = features / length @ functional.normalize(rows, dim=1, eps=1e-8).T
+    return alike
 
 
 def last_map(net: Net, x: Tensor) -> str:

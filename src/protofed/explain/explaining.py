@@ -4,7 +4,7 @@
 
     run            method, data, path and rounds of the run
     clients        names of the models that were asked, `global` for the server's
-    projected      clients whose part prototypes are pieces of their own training images
+    projected      whether the models were asked with their prototypes moved onto training patches
     images         for each: `name`, `label` (class, or null), `pictures` (files, strongest prototype first) and
                    `clients`: for each `client`, `predicted`, `probability`, `probabilities`, `agrees` (with the image's
                    class; null where that is unknown) and `prototypes`: those that spoke most, each with
@@ -14,7 +14,7 @@
     faithfulness   `fractions`, `pictures` and per client the curves (see `Curves`), or null
     projection     accuracy `before` and `after` per client, or null
     notes          what to know: maps that are too coarse, flat maps
-    seconds_per_image   for all clients together, pictures included
+    seconds_per_image, cpu_seconds_per_image   for all clients together, pictures included
 """
 
 import json
@@ -43,6 +43,8 @@ from protofed.seeding import numpy_generator
 
 INDEX = "explanations.json"
 
+_COSTLY = 0.05
+
 
 def explain(
     run: str | Path,
@@ -54,16 +56,18 @@ def explain(
     clients: Sequence[str] | None = None,
     top: int = 3,
     out: str | Path | None = None,
-    project: bool | None = None,
+    project: bool = False,
+    projected: bool = False,
     faithful: bool = False,
 ) -> dict[str, Any]:
     """Explain what the models of a run say about images; pictures, a page and `explanations.json` go to `out`.
 
     The images are files (`images`: a folder or one file) or test images of a `domain`, of all classes or of the class
     `label`. `clients` are asked with their models as their training left them; all of them unless named, and `global`
-    means the server's model. `project`: True moves part prototypes onto the clients' own training patches first,
-    False uses them as they were trained; otherwise what was projected before is used. Only `domain` and projecting
-    need the run's data; `out` is `explanations` in the run folder unless given.
+    means the server's model. `project` first lets clients find the training patches their part prototypes come
+    nearest to, which are then shown beside them; `projected` asks the models with the prototypes moved there, which may
+    cost accuracy. Only `domain` and `project` need the run's data; `out` is `explanations` in the run folder unless
+    given.
     """
     if (images is None) == (domain is None):
         raise UserError("give the images to explain: --images FOLDER, or --domain NAME for test images of the run")
@@ -80,7 +84,7 @@ def explain(
         names = list(clients) if clients else opened.clients
         folder = Path(out) if out is not None else opened.run.path / "explanations"
         folder.mkdir(parents=True, exist_ok=True)
-        made = _Made(opened, chosen, names, top, folder, use_projected=project is not False)
+        made = _Made(opened, chosen, names, top, folder, use_projected=projected)
         content = made.content(accuracies, faithful)
         write_atomically(folder / INDEX, json.dumps(content, indent=2, allow_nan=False).encode() + b"\n")
         write_atomically(folder / "index.html", page(content, folder).encode())
@@ -114,23 +118,23 @@ class _Made:
         self._clients = clients
         self._folder = folder
         self._use_projected = use_projected
-        start = time.perf_counter()
+        start, cpu_start = time.perf_counter(), time.process_time()
         self._views: dict[str, list[Explanation]] = {}
         self._sources: dict[str, Mapping[int, Any]] = {}
         for client in clients:
             self._views[client] = explain_with(opened, client, chosen.pixels, top, use_projected)
             spoken = sorted({each.prototype for view in self._views[client] for each in view.evidence})
-            wanted = use_projected and client != GLOBAL
-            self._sources[client] = source_patches(opened, client, spoken) if wanted else {}
+            self._sources[client] = {} if client == GLOBAL else source_patches(opened, client, spoken)
         self._pictures = [self._drawn(number) for number in range(len(chosen.names))]
         self._seconds = (time.perf_counter() - start) / len(chosen.names)
+        self._cpu_seconds = (time.process_time() - cpu_start) / len(chosen.names)
 
     def content(self, accuracies: dict[str, Any] | None, faithful: bool) -> dict[str, Any]:
         """explanations.json."""
         opened = self._opened
         several = len(self._clients) > 1
         agreed = agreement(self._views, opened.classes) if several else None
-        summary = opened.run.summary
+        projection = accuracies or opened.run.summary.get("projection")
         return {
             "run": {
                 "method": opened.config["method"]["name"],
@@ -139,14 +143,15 @@ class _Made:
                 "rounds": opened.done,
             },
             "clients": list(self._clients),
-            "projected": [client for client, found in self._sources.items() if found],
+            "projected": self._use_projected,
             "images": [self._image(number) for number in range(len(self._chosen.names))],
             "agreement": agreed,
             "agreement_pictures": self._agreement_pictures(agreed) if agreed else [],
             "faithfulness": self._faithfulness() if faithful else None,
-            "projection": accuracies or summary.get("projection"),
-            "notes": self._notes(),
+            "projection": projection,
+            "notes": self._notes(projection),
             "seconds_per_image": round(self._seconds, 4),
+            "cpu_seconds_per_image": round(self._cpu_seconds, 4),
         }
 
     def _image(self, number: int) -> dict[str, Any]:
@@ -201,8 +206,12 @@ class _Made:
         draw_curves(curves, FRACTIONS, self._folder / "faithfulness.png")
         return {"fractions": list(FRACTIONS), "clients": curves, "pictures": ["faithfulness.png"]}
 
-    def _notes(self) -> list[str]:
+    def _notes(self, projection: Mapping[str, Any] | None) -> list[str]:
         notes = []
+        if projection and projection["after"]["average"] < projection["before"]["average"] - _COSTLY:
+            notes.append(
+                "projection costs much accuracy: prototypes lie far from any training patch; train longer before it"
+            )
         strongest = [view.strongest for views in self._views.values() for view in views]
         coarse = next((each for each in strongest if each.coarse), None)
         if coarse is not None:

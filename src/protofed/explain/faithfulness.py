@@ -53,7 +53,7 @@ def faithfulness(
     explanations: Sequence[Explanation],
     rng: np.random.Generator,
     randoms: int = 4,
-    projected: bool = True,
+    projected: bool = False,
 ) -> Curves | None:
     """Curves over all images with a box; None where every map is flat."""
     net, at = opened.model_of(client)

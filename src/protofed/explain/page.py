@@ -113,8 +113,8 @@ def _projection(found: Mapping[str, Any] | None) -> list[str]:
     if found is None:
         return []
     rows = [[client, percent(found["before"][client]), percent(after)] for client, after in found["after"].items()]
-    text = "<h2>Projection</h2><p>Accuracy (%) before and after every prototype was moved onto a training patch.</p>"
-    return [text, _table(["client", "before", "after"], rows)]
+    text = "<p>Accuracy (%) before and after every prototype is moved onto the nearest training patch.</p>"
+    return ["<h2>Projection</h2>", text, _table(["client", "before", "after"], rows)]
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

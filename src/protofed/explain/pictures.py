@@ -65,7 +65,7 @@ def figure(image: Pixels, columns: Sequence[Column], classes: Sequence[str]) -> 
             if row in cells:
                 sheet.paste(cells[row], place)
             else:
-                text = "flat map" if row in ("image", "part") else "not projected"
+                text = "flat map" if row in ("image", "part") else "not looked up"
                 draw.text((place[0] + 20, place[1] + _CELL // 2), text, fill=_INK, font=_font())
     return sheet
 
