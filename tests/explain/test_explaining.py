@@ -16,6 +16,7 @@ from protofed.explain.evidence import Evidence, Explanation
 from protofed.explain.faithfulness import FRACTIONS, blur, pointing_game, random_box
 from protofed.explain.maps import Box, peak_box
 from protofed.seeding import numpy_generator
+from protofed.testing import toy_data
 
 
 def evidence(peak: tuple[int, int], label: int = 1) -> Evidence:
@@ -182,3 +183,18 @@ def test_commands(parts_run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[
     assert json.loads(capfd.readouterr().out)["images"] == 3 * 36
     assert main(["explain", str(tmp_path), "--domain", "a"]) == 2
     assert "not a run folder" in capfd.readouterr().err
+
+
+def test_figures_of_the_papers_are_drawn(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    root = tmp_path / "root"
+    toy_data(
+        root / "office_caltech10", ["caltech", "amazon", "webcam", "dslr"], classes=10, train=60, test=20, channels=3
+    )
+    words = ["reproduce", "i2pfl.figure11", "--data-root", str(root), "--methods", "fedavg,i2pfl", "--engine", "loop"]
+    tiny = ["--model", "mlp", "--image-size", "8", "--rounds", "1", "--epochs", "1", "--set", "data.augment=none"]
+    assert main([*words, *tiny, "--out", str(tmp_path / "out")]) == 0
+    assert "drawn: " in capfd.readouterr().out
+    folder = tmp_path / "out" / "office_caltech10" / "embeddings"
+    panels = json.loads((folder / "embeddings.json").read_text())["panels"]
+    assert [panel["method"] for panel in panels] == ["fedavg", "i2pfl"]
+    assert (folder / "embeddings.png").exists()

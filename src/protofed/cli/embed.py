@@ -18,6 +18,7 @@ def embed_command(
         str | None, typer.Option("--rounds", help="0,5,20: snapshots to show (default: all, and the end)")
     ] = None,
     domains: Annotated[str | None, typer.Option("--domains", help="only these domains, for example a,b")] = None,
+    label: Annotated[str | None, typer.Option("--label", help="only images of this class")] = None,
     samples: Annotated[int, typer.Option("--samples", min=8, help="most test images in a map")] = 600,
     hausdorff: Annotated[
         bool, typer.Option("--hausdorff", help="also: distance of clients' class manifolds to the union of all")
@@ -35,6 +36,7 @@ def embed_command(
         out=out,
         rounds=None if rounds is None else numbers(rounds),
         domains=listed(domains),
+        label=label,
         samples=samples,
         hausdorff=hausdorff,
     )

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from protofed.clients import write_atomically
 from protofed.data.images import Images
-from protofed.errors import UserError
+from protofed.errors import UserError, unknown_name
 from protofed.experiments.reopening import GLOBAL, OpenRun, batches, snapshots_of
 from protofed.experiments.run import one_thread
 from protofed.explain.plots import draw_embeddings, draw_hausdorff
@@ -47,13 +47,14 @@ def embed(
     out: str | Path,
     rounds: Sequence[int] | None = None,
     domains: Sequence[str] | None = None,
+    label: str | None = None,
     samples: int = 600,
     hausdorff: bool = False,
 ) -> dict[str, Any]:
     """Draw the features of test images for runs on the same data, a row per run and a column per round.
 
     `rounds` are those of which there are snapshots; without any, all snapshots and the end of the run. `domains` picks
-    some. `samples` bounds the images in a panel.
+    some, `label` a single class. `samples` bounds the images in a panel.
     """
     if not runs:
         raise UserError("embed needs a run folder, or several on the same data")
@@ -62,7 +63,7 @@ def embed(
         first = rows[0][0]
         if len({len(row) for row in rows}) > 1:
             raise UserError("these runs have kept different rounds; name those they all have with --rounds")
-        chosen = _test_images(first, domains, samples)
+        chosen = _test_images(first, domains, label, samples)
         panels = [[_panel(opened, chosen) for opened in row] for row in rows]
         folder = Path(out)
         folder.mkdir(parents=True, exist_ok=True)
@@ -94,15 +95,22 @@ def _moments(path: str | Path, rounds: Sequence[int] | None) -> list[int | None]
     return [*kept, None]
 
 
-def _test_images(opened: OpenRun, domains: Sequence[str] | None, samples: int) -> dict[str, Images]:
+def _test_images(opened: OpenRun, domains: Sequence[str] | None, label: str | None, samples: int) -> dict[str, Images]:
     """As many test images of each domain, evenly spaced."""
+    if label is not None and label not in opened.classes:
+        raise unknown_name("class", label, opened.classes)
     known = opened.setting.dataset.domains
     names = list(domains) if domains else list(known)
     for name in names:
         if name not in known:
-            raise UserError(f"the run has no domain {name}; it has {', '.join(known)}")
+            raise unknown_name("domain", name, known)
     each = max(1, samples // len(names))
-    return {name: _spaced(known[name].test, each) for name in names}
+    wanted = None if label is None else opened.classes.index(label)
+    return {name: _spaced(_of_class(known[name].test, wanted), each) for name in names}
+
+
+def _of_class(images: Images, label: int | None) -> Images:
+    return images if label is None else images.take((images.y == label).nonzero()[:, 0])
 
 
 def _spaced(images: Images, count: int) -> Images:
@@ -145,19 +153,18 @@ def _title(opened: OpenRun) -> str:
 def _features(
     opened: OpenRun, chosen: Mapping[str, Images], view: str
 ) -> tuple[FloatArray, NDArray[np.int64], NDArray[np.int64]]:
-    """Features of all domains: by the server's model, or by the first client of each domain."""
+    """Features of all domains: by the server's model, or by the first client of each domain.
+
+    A domain that is no client's own is seen by the first client of all.
+    """
     parts, labels, places = [], [], []
     first_of = {domain: client for client, domain in reversed(opened.domains.items())}
     for number, (name, images) in enumerate(chosen.items()):
-        client = GLOBAL if view == "global" else first_of.get(name)
-        if client is None:
-            continue  # nobody's domain: only a global model can be asked about it
+        client = GLOBAL if view == "global" else first_of.get(name, opened.clients[0])
         net, _ = opened.model_of(client)
         parts.append(features_of(opened, net, images.x).numpy())
         labels.append(images.y.numpy())
         places.append(np.full(len(images), number))
-    if not parts:
-        raise UserError("no client holds one of these domains, and there is no global model to ask")
     return np.concatenate(parts).astype(np.float64), np.concatenate(labels), np.concatenate(places)
 
 
