@@ -38,6 +38,21 @@ def test_overhead_refuses_to_compare_different_work(benchmark, monkeypatch):
         overhead.measure(overhead.QUICK[0], alternations=1, rounds=1)
 
 
+def test_pointing_game_quick(benchmark, capsys):
+    (outcome,) = benchmark("pointing_game").main(["--quick", "--seeds", "0"])
+    assert 0 <= outcome.accuracy <= 1
+    assert "random boxes" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_explanations_point_at_the_lesion(benchmark):
+    game = benchmark("pointing_game")
+    outcomes = game.main([])
+    assert sum(each.hits for each in outcomes) / len(outcomes) >= game.HIT_GOAL
+    assert sum(each.chance for each in outcomes) / len(outcomes) <= game.CHANCE_GOAL
+
+
 @pytest.mark.parametrize("method", ["i2pfl", "single", "fedmp_fewshot", "centralized"])
 def test_method_cost(method, benchmark):
     costs = benchmark("method_cost")

@@ -15,6 +15,9 @@ from protofed.cli.audit import audit_command
 from protofed.cli.compare import compare_command
 from protofed.cli.data import data_command
 from protofed.cli.deploy import deploy_app
+from protofed.cli.embed import embed_command
+from protofed.cli.evaluate import evaluate_command
+from protofed.cli.explain import explain_command
 from protofed.cli.export import export_command
 from protofed.cli.first_steps import show_first_steps
 from protofed.cli.join import join_command
@@ -46,8 +49,14 @@ _COMMANDS: dict[str, dict[str, Callable[..., Any]]] = {
         "pretrain": pretrain_command,
     },
     "Between institutions": {"join": join_command},
-    "Look at it": {"report": report_command, "watch": watch_command, "audit": audit_command},
-    "Use it": {"predict": predict_command, "export": export_command},
+    "Look at it": {
+        "report": report_command,
+        "watch": watch_command,
+        "explain": explain_command,
+        "embed": embed_command,
+        "audit": audit_command,
+    },
+    "Use it": {"evaluate": evaluate_command, "predict": predict_command, "export": export_command},
     "What there is": {"methods": methods_command, "data": data_command, "models": models_command},
 }
 for _panel, _commands in _COMMANDS.items():

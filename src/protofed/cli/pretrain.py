@@ -10,7 +10,7 @@ from protofed.cli.output import ProgressBar, console, percent
 from protofed.errors import UserError
 from protofed.experiments.pretrain import DEFAULT_EPOCHS, pretrain
 
-_FEDERATED = ("method", "rounds", "epochs", "plan", "ensemble", "participation", "preset", "evaluate_local")
+_FEDERATED = ("method", "rounds", "epochs", "plan", "ensemble", "participation", "preset", "evaluate_local", "project")
 
 
 @takes_run_options(without=_FEDERATED)

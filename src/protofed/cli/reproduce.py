@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -14,6 +15,7 @@ from protofed.cli.progress import ManyRuns
 from protofed.experiments.estimate import Estimate, total_hours
 from protofed.experiments.published import find_preset, preset_names
 from protofed.experiments.reproduce import dry_run, reproduce
+from protofed.experiments.reproduction import Reproduction
 
 
 @takes_run_options(without=("method", "data", "domains", "seed"))
@@ -67,6 +69,7 @@ def reproduce_command(
             callbacks=[] if quiet or as_json else [progress],
             **given,
         )
+    pictures = _drawn(result, out)
     if as_json:
         print(json.dumps(result.content))
     elif not quiet:
@@ -75,9 +78,20 @@ def reproduce_command(
             show_table(*each)
         for note in result.preset.notes:
             console().print(f"- {note}")
+        for picture in pictures:
+            console().print(f"drawn: {picture}")
         if out is not None:
             console().print(f"written to {out}")
     return complain(result.failures)
+
+
+def _drawn(result: Reproduction, out: str | None) -> list[Path]:
+    """The pictures of a figure that has some."""
+    if result.preset.draw is None or out is None:
+        return []
+    from protofed.explain.redrawing import redraw
+
+    return redraw(result, Path(out))
 
 
 def _show_presets(as_json: bool) -> None:

@@ -3,10 +3,23 @@
 from protofed.clients.client import ClientSide
 from protofed.clients.features import FeatureStore
 from protofed.clients.frozen import FROZEN, choose_frozen, feature_store
-from protofed.clients.jobs import Absent, Evaluate, Failed, Job, Predict, Predicted, Result, Score, Train, Trained
+from protofed.clients.jobs import (
+    Absent,
+    Evaluate,
+    Failed,
+    Job,
+    Predict,
+    Predicted,
+    Project,
+    Projected,
+    Result,
+    Score,
+    Train,
+    Trained,
+)
 from protofed.clients.rehearsal import GlobalModel, Templates, rehearse
 from protofed.clients.setting import Setting
-from protofed.clients.store import ClientState, ClientStore, plain_name, write_atomically
+from protofed.clients.store import ClientState, ClientStore, Sources, plain_name, write_atomically
 from protofed.clients.wire import decode_job, decode_result, encode_job, encode_result, seal, unseal
 
 __all__ = [
@@ -22,9 +35,12 @@ __all__ = [
     "Job",
     "Predict",
     "Predicted",
+    "Project",
+    "Projected",
     "Result",
     "Score",
     "Setting",
+    "Sources",
     "Templates",
     "Train",
     "Trained",

@@ -11,18 +11,31 @@ from torch import Tensor
 
 from protofed.clients.features import FeatureStore, SampleSet
 from protofed.clients.frozen import FrozenStages, feature_store
-from protofed.clients.jobs import Evaluate, Failed, Job, Predict, Predicted, Result, Score, Train, Trained
+from protofed.clients.jobs import (
+    Evaluate,
+    Failed,
+    Job,
+    Predict,
+    Predicted,
+    Project,
+    Projected,
+    Result,
+    Score,
+    Train,
+    Trained,
+)
 from protofed.clients.optimizers import State, make_optimizers, restore_state
 from protofed.clients.rehearsal import Templates
 from protofed.clients.samples import ClientSamples
 from protofed.clients.setting import Setting
-from protofed.clients.store import ClientState, ClientStore
+from protofed.clients.store import ClientState, ClientStore, Sources
 from protofed.clients.training import Learnt, train
 from protofed.clients.transfer import to_device
 from protofed.guards import PrivateGradients, guard_rows, seal
 from protofed.method import At
 from protofed.models import everything, laid_out, nothing
 from protofed.models.net import Net
+from protofed.models.protopnet import project, prototypes_of
 from protofed.records import Message, Nothing, Quantiser, Record, Weights, decode, encode, map_tensors
 
 R = TypeVar("R", bound=Record)
@@ -56,6 +69,8 @@ class ClientSide:
             return attempted(lambda: self._train(job, message))
         if isinstance(job, Evaluate):
             return attempted(lambda: self._evaluate(job, message))
+        if isinstance(job, Project):
+            return attempted(lambda: self._project(job, message))
         return attempted(lambda: self._predict(job, message))
 
     def net_of(self, client: str) -> Net:
@@ -123,6 +138,25 @@ class ClientSide:
         # Features are kept for the test set of one client.
         self._look_at(net, {} if job.alike else {_tested_on(job): samples}, job.client)
         return net, samples, self._probabilities(net, samples.batches(), at).argmax(1)
+
+    def _project(self, job: Project, message: Message) -> Projected:
+        """On the client's model as its training left it; nothing but the two scores leaves the client."""
+        down = self._open(message, self._templates.down, f"broadcast to {job.client}")
+        net, state = self._enter(job.client, job.round, None)
+        at = replace(self._setting.at(job.round, job.client), down=down, memory=state.memory)
+        own, tested = self._setting.samples(job.client), self._setting.test_samples(job.domain, job.client)
+        self._look_at(net, {}, job.client)
+        before = self._score(net, tested, at)
+        found = project(net, own.batches())
+        vectors = prototypes_of(net.model).vectors.detach().clone()
+        self._store.keep_sources(
+            job.client, Sources(vectors, found.image, found.row, found.column, own.pixels(found.image.clamp(min=0)))
+        )
+        return Projected(before, self._score(net, tested, at))
+
+    def _score(self, net: Net, samples: ClientSamples, at: At) -> Score:
+        predicted = self._probabilities(net, samples.batches(), at).argmax(1)
+        return Score(int((predicted == samples.y).sum()), len(samples))
 
     def _predict(self, job: Predict, message: Message) -> Predicted:
         net, at = self._enter_server(job.round, message)

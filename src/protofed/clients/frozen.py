@@ -64,7 +64,9 @@ def choose_frozen(name: str, setting: Setting) -> Choice:
         )
         parts = ()
     elif _too_large(replace(setting, frozen=parts)):
-        problem = _Problem("the features would not fit on the disk of the run folder", "free some, or use --frozen auto")
+        problem = _Problem(
+            "the features would not fit on the disk of the run folder", "free some, or use --frozen auto"
+        )
         parts = tuple(replace(part, prefix=()) for part in parts)
     elif not any(part.prefix for part in parts):
         problem = _Problem(

@@ -45,7 +45,19 @@ class Predict:
     """Whose model it is."""
 
 
-Job = Train | Evaluate | Predict
+@dataclass(frozen=True)
+class Project:
+    """Move a client's part prototypes onto its own nearest training patches; what comes of it stays with the client.
+
+    `domain` names the test set for the accuracy before and after, as in `Evaluate`.
+    """
+
+    round: int
+    client: str
+    domain: str | None
+
+
+Job = Train | Evaluate | Predict | Project
 
 
 @dataclass(frozen=True)
@@ -78,6 +90,14 @@ class Predicted:
 
 
 @dataclass(frozen=True)
+class Projected:
+    """What a client says about its projection: how its model scored before and after."""
+
+    before: Score
+    after: Score
+
+
+@dataclass(frozen=True)
 class Failed:
     """A job that gave no result, and why; the trace is for the log of whoever debugs a method."""
 
@@ -90,4 +110,4 @@ class Absent(Failed):
     """A job that nobody was there to do: its site did not answer."""
 
 
-Result = Trained | Score | Predicted | Failed
+Result = Trained | Score | Predicted | Projected | Failed

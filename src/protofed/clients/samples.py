@@ -46,6 +46,10 @@ class ClientSamples:
         """Some samples as they are, normalised."""
         return self._normalise(self._pixels[part], self._dtype) if self._clean is None else self._clean[part]
 
+    def pixels(self, chosen: Tensor) -> Tensor:
+        """Some images as they came, uint8 on the CPU."""
+        return self._pixels[chosen.to(self._pixels.device)].cpu()
+
     def epoch(self, size: int, order: torch.Generator, chance: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
         """Every sample once, shuffled by `order` and augmented by `chance`.
 

@@ -19,6 +19,18 @@ class ClientState(Record):
     optimizer: dict[str, Tensor]
 
 
+class Sources(Record):
+    """A client's part prototypes after projection, and the training images they are pieces of."""
+
+    free_rows = frozenset({"vectors", "image", "row", "column", "pixels"})
+
+    vectors: Tensor  # [m, D, s, s]
+    image: Tensor  # [m], place among the client's training images; -1: no image of the class, so it was not moved
+    row: Tensor  # [m], place of the patch in the feature map
+    column: Tensor
+    pixels: Tensor  # [m, C, H, W]
+
+
 class ClientStore:
     """Files `CLIENT.safetensors`; a round in flight proposes `CLIENT.round-N`, which a commit renames.
 
@@ -56,6 +68,20 @@ class ClientStore:
         for path in self.folder.iterdir():
             if path.suffix != ".safetensors":
                 path.unlink()
+
+    def keep_sources(self, client: str, sources: Sources) -> None:
+        """Write what a projection found, beside the client's state."""
+        write_atomically(self._projection(client), encode(sources, client).blob)
+
+    def sources(self, client: str, like: Sources) -> Sources | None:
+        """What the client's last projection found; None where there was none."""
+        try:
+            return decode(self._projection(client).read_bytes(), like, f"{client}'s projection")
+        except FileNotFoundError:
+            return None
+
+    def _projection(self, client: str) -> Path:
+        return self.folder / f"{client}.projection.safetensors"
 
     def _committed(self, client: str) -> Path:
         return self.folder / f"{plain_name(client)}.safetensors"

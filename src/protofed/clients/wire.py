@@ -13,13 +13,25 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
-from protofed.clients.jobs import Evaluate, Failed, Job, Predict, Predicted, Result, Score, Train, Trained
+from protofed.clients.jobs import (
+    Evaluate,
+    Failed,
+    Job,
+    Predict,
+    Predicted,
+    Project,
+    Projected,
+    Result,
+    Score,
+    Train,
+    Trained,
+)
 from protofed.errors import BadMessage
 from protofed.records import KINDS, Bytes, Message
 
 _LENGTH = struct.Struct("<I")
 _CHECKS: dict[type, TypeAdapter[Any]] = {}
-_JOBS = {kind.__name__.lower(): kind for kind in (Train, Evaluate, Predict)}
+_JOBS = {kind.__name__.lower(): kind for kind in (Train, Evaluate, Predict, Project)}
 _FLOATS = ("float32", "float64")
 
 
@@ -90,13 +102,23 @@ def decode_result(envelope: bytes, sender: str) -> Result:
         return Predicted(_array(header, body, sender))
     if kind == "score":
         score: Score = _checked(Score, header, sender)
-        if not 0 <= score.correct <= score.total:
-            raise BadMessage(f"{sender}: {score.correct} correct of {score.total} is no score")
+        _refuse_impossible(score, sender)
         return score
+    if kind == "projected":
+        projected: Projected = _checked(Projected, header, sender)
+        for score in (projected.before, projected.after):
+            _refuse_impossible(score, sender)
+        return projected
     if kind == "failed":
         failed: Failed = _checked(Failed, header, sender)
         return failed
     raise BadMessage(f"{sender}: the envelope holds no result")
+
+
+def _refuse_impossible(score: Score, sender: str) -> None:
+    for part in (score, *score.parts):
+        if not 0 <= part.correct <= part.total:
+            raise BadMessage(f"{sender}: {part.correct} correct of {part.total} is no score")
 
 
 def _array(header: dict[str, Any], body: bytes, sender: str) -> Any:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from protofed.data import digits
+from protofed.data import digits, lesions
 from protofed.data.folders import SHAPE_OF_A_FOLDER, npz_files, read_folder, read_npz, visible_folders
 from protofed.data.images import Dataset, Domain, Images, RawData, square, unify
 from protofed.data.labels import regroup
@@ -283,3 +283,4 @@ def _summary(domain: Domain, classes: int) -> DomainSummary:
 
 
 register_data("digits", digits.load_digits, digits.DESCRIPTION, domains=digits.DOMAINS, licence=digits.LICENCE)
+register_data("lesions", lesions.load_lesions, lesions.DESCRIPTION, domains=tuple(lesions.SITES), licence="as protofed")

@@ -27,6 +27,7 @@ from protofed.clients import (
     Evaluate,
     Failed,
     Job,
+    Project,
     Result,
     Score,
     Train,
@@ -220,7 +221,7 @@ class _Playing:
 
     def perform(self, job: Job, message: Message, accepted: int | None) -> Result:
         """Do a job that is about this site, from the state that the server counts on."""
-        mine = isinstance(job, Train) and job.client == self._client
+        mine = isinstance(job, Train | Project) and job.client == self._client
         mine |= isinstance(job, Evaluate) and (job.client == self._client or job.domain == self._domain)
         if not mine:
             raise Refused(f"{type(job).__name__.lower()} is not done here for others")

@@ -23,6 +23,7 @@ from protofed.clients import (
     FeatureStore,
     Job,
     Predict,
+    Project,
     Result,
     Setting,
     Templates,
@@ -87,7 +88,7 @@ class WorkersEngine:
 
     def _effort(self, job: Job) -> int:
         """How much work a job is, relative to others of its kind."""
-        if isinstance(job, Train):
+        if isinstance(job, Train | Project):
             return self._setting.sizes[job.client]
         if isinstance(job, Predict) or job.domain is not None:
             return len(self._setting.dataset.domains[str(job.domain)].test)

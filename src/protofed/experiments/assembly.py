@@ -139,11 +139,15 @@ class ClientSideRecipe:
         return ClientSide(assembly.setting, assembly.templates)
 
 
-def assemble(options: Options, clients_folder: Path, dataset: Dataset | None = None) -> Assembly:
-    """Load, deal out, build and rehearse. Where the images are elsewhere, `dataset` stands in for them."""
+def assemble(
+    options: Options, clients_folder: Path, dataset: Dataset | None = None, partition: Partition | None = None
+) -> Assembly:
+    """Load, deal out, build and rehearse; what is given takes the place of what would be loaded or dealt out."""
     method = _method(options)
     device = _device(options.device)
     data_settings, own_settings = _data_settings(options.settings_for("data"), options.data)
+    augment = Augment.parse(data_settings.pop("augment", "none"))
+    validation = data_settings.pop("validation", method.validation_share)
     channels, normalise = data_settings.pop("channels", None), data_settings.pop("normalise", None)
     dataset = dataset or load(
         options.data,
@@ -155,9 +159,7 @@ def assemble(options: Options, clients_folder: Path, dataset: Dataset | None = N
         normalise=normalise,
         options=own_settings,
     )
-    augment = Augment.parse(data_settings.pop("augment", "none"))
-    validation = data_settings.pop("validation", method.validation_share)
-    partition = make_partition(
+    partition = partition or make_partition(
         dataset,
         options.protocol,
         clients=options.clients,
@@ -319,6 +321,10 @@ def _refuse_impossible(options: Options, setting: Setting, templates: Templates)
             f"{options.method} exchanges weights, so all clients need one architecture; give one --model, or a method "
             "that exchanges prototypes only, such as fedproto or conffedproto"
         )
+    if options.project and "prototypes" not in setting.model.stage_names:
+        raise UserError(f"--project moves part prototypes, and {options.method} has none; leave it out")
+    if too_late := [number for number in options.snapshots() if number > setting.plan.rounds]:
+        raise UserError(f"snapshot_rounds names round {max(too_late)}, but there are {setting.plan.rounds}")
     if options.ensemble and templates.global_model is None:
         raise UserError(f"--ensemble needs a method with a complete global model; {options.method} has none")
     refuse_guard(setting.guard, options.method, method, setting.models, options.model.split(","), templates.upload)

@@ -72,9 +72,24 @@ class Options(BaseModel):
     evaluate_every: WholeNumber = Field(1, description="evaluate after every N rounds, and after the last")
     evaluate_local: bool = Field(False, description="also score clients' models as local training left them")
     keep_messages: bool = Field(False, description="keep every upload as it was sent, for protofed audit")
+    snapshot_rounds: str | None = Field(
+        None, description="keep everybody's state after these rounds, for example 0,5,20; 0: before the first"
+    )
+    project: bool = Field(
+        False, description="in the end clients move their part prototypes onto their own images (nothing is sent)"
+    )
     plugin: list[str] = Field(default_factory=list, description="a Python file that registers methods, models or data")
 
-    @field_validator("domains", "clients", "fraction", "samples_per_client", "plan", "guard", mode="before")
+    @field_validator("snapshot_rounds")
+    @classmethod
+    def _rounds_listed(cls, value: str | None) -> str | None:
+        if value is not None and not all(part.strip().isdecimal() for part in value.split(",")):
+            raise ValueError("give the rounds after which to keep the state, for example 0,5,20")
+        return value
+
+    @field_validator(
+        "domains", "clients", "fraction", "samples_per_client", "plan", "guard", "snapshot_rounds", mode="before"
+    )
     @classmethod
     def _as_text(cls, value: object) -> object:
         """Python callers may give {"mnist": 6}, [30, 60] or 0.2 where the command line has text."""
@@ -137,6 +152,10 @@ class Options(BaseModel):
             weight_decay=self.weight_decay,
             schedule=self.schedule,
         )
+
+    def snapshots(self) -> frozenset[int]:
+        """The rounds after which everybody's state is kept."""
+        return frozenset(int(part) for part in (self.snapshot_rounds or "").split(",") if part)
 
     def _epochs(self) -> tuple[int, ...]:
         return (self.epochs,) * self.rounds if self.plan is None else epochs_in(self.plan)

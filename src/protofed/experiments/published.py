@@ -94,6 +94,19 @@ class Over(_Declared):
         return domains if values == "domains" else list(values)
 
 
+class Drawing(_Declared):
+    """What is drawn of the runs of a figure, once they are done."""
+
+    kind: Literal["embeddings", "explanations"]
+    domains: dict[Scale, list[str]] = {}
+    """Whose test images are shown; all domains, or for explanations the first, unless named."""
+    label: str | None = None
+    """Only images of this class."""
+    count: int = 8
+    """Images explained."""
+    hausdorff: bool = False
+
+
 class PerData(_Declared):
     """What a table changes about one data set of its suite."""
 
@@ -124,6 +137,7 @@ class Preset(_Declared):
     scale: dict[Scale, dict[str, Any]] = {}
     data: dict[str, PerData] = {}
     notes: list[str] = []
+    draw: Drawing | None = None
 
     @property
     def name(self) -> str:

@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors.torch import save
 
-from protofed.clients import write_atomically
 from protofed.engines import make_engine
 from protofed.errors import UserError
 from protofed.experiments.assembly import Assembly, ClientSideRecipe, assemble
@@ -19,7 +17,7 @@ from protofed.experiments.estimate import estimate_seconds, refuse_if_too_large
 from protofed.experiments.options import Options, make_options
 from protofed.experiments.results import Run, best_validated, mean_of_last
 from protofed.federation import Engine, Federation, RunFolder, Watch
-from protofed.records import KINDS, encode
+from protofed.records import KINDS
 
 log = logging.getLogger("protofed")
 
@@ -112,6 +110,7 @@ def carry_out(
             options.ensemble or setting.method.ensembles,
             options.keep_messages,
             min_clients,
+            options.snapshots(),
         )
         federation = Federation(setting, assembly.templates, engine, folder, watch)
         if resume:
@@ -124,27 +123,15 @@ def carry_out(
         tell(callbacks, "run_start", result, federation.rounds_done)
         for record in rounds(federation):
             tell(callbacks, "round_end", result, record)
+        projection = federation.project() if options.project else None
     finally:
         engine.close()
-    _write_results(federation, folder)
+    federation.write_results(folder.path)
     summary = _summary(assembly, folder.rounds(), time.perf_counter() - start)
-    privacy = federation.privacy(setting.plan.rounds)
-    folder.write_json("summary.json", summary if privacy is None else {**summary, "privacy": privacy})
+    beside = {"privacy": federation.privacy(setting.plan.rounds), "projection": projection}
+    folder.write_json("summary.json", {**summary, **{key: told for key, told in beside.items() if told is not None}})
     tell(callbacks, "run_end", result)
     return result
-
-
-def _write_results(federation: Federation, folder: RunFolder) -> None:
-    """The model, the prototypes and what a newcomer would receive, where the method has them."""
-    method, server = federation.setting.method, federation.server
-    weights = method.global_weights(server)
-    if weights is not None:
-        write_atomically(folder.path / "model.safetensors", save(weights.tensors()))
-    table = method.global_prototypes(server)
-    if table is not None:
-        write_atomically(folder.path / "prototypes.safetensors", save({"rows": table.rows, "count": table.count}))
-    newcomer = federation.broadcast(federation.setting.plan.rounds, None)
-    write_atomically(folder.path / "broadcast.safetensors", encode(newcomer, "server").blob)
 
 
 def _summary(assembly: Assembly, rounds: list[dict[str, Any]], seconds: float) -> dict[str, Any]:

@@ -7,14 +7,14 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from protofed.clients import Absent, Evaluate, Failed, Job, Predict, Predicted, Score, Setting
+from protofed.clients import Absent, Evaluate, Failed, Job, Predict, Predicted, Project, Projected, Score, Setting
 from protofed.federation.engine import Engine
 from protofed.method import Method
 from protofed.models import nothing
 from protofed.records import Message
 
 J = TypeVar("J", bound=Job)
-R = TypeVar("R", Score, Predicted)
+R = TypeVar("R", Score, Predicted, Projected)
 
 _LISTED_CLIENTS = 100
 """Above this many clients only the average and quantiles of the personal view are written."""
@@ -85,7 +85,6 @@ class Evaluator:
         self._ever_trained |= changed
         self._lasting = {case: score for case, score in self._lasting.items() if case.model not in changed}
 
-
     def absences(self) -> list[dict[str, str]]:
         """Who could not be asked since this was last asked for, as events of a round."""
         told, self._absences = self._absences, []
@@ -123,6 +122,19 @@ class Evaluator:
         scores = self._client_scores("personal", round, broadcast_to, validates=True).values()
         total = sum(score.total for score in scores)
         return sum(score.correct for score in scores) / total if total else None
+
+    def project(self, round: int, broadcast_to: Callable[[str], Message]) -> dict[str, Any]:
+        """Let every client project its part prototypes; the accuracy of each client's model before and after."""
+        domain = self._setting.partition.domain
+        jobs = [
+            Project(round, client, None if self._own_holdout else domain[client])
+            for client in self._setting.partition.clients
+        ]
+        done = self._perform([(job, broadcast_to(job.client)) for job in jobs], Projected)
+        return {
+            when: _client_view({job.client: getattr(done[job], when) for job in jobs if job in done})
+            for when in ("before", "after")
+        }
 
     def _personal_view(
         self, round: int, domains: dict[str, Score] | None, broadcast_to: Callable[[str], Message]

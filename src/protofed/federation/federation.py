@@ -12,8 +12,9 @@ from tempfile import SpooledTemporaryFile
 from typing import IO, Any
 
 import torch
+from safetensors.torch import save
 
-from protofed.clients import Failed, GlobalModel, Setting, Templates, Train, Trained
+from protofed.clients import Failed, GlobalModel, Setting, Templates, Train, Trained, write_atomically
 from protofed.errors import BadMessage
 from protofed.federation.engine import Engine
 from protofed.federation.evaluation import Evaluator, Member
@@ -41,6 +42,8 @@ class Watch:
     """Every upload is kept as it was sent."""
     min_clients: int = 1
     """A round with fewer uploads does not count."""
+    snapshots: frozenset[int] = frozenset()
+    """After how many rounds the state of everybody is kept for later; 0: before the first."""
 
     def participants_of(self, clients: int) -> int:
         """How many of the clients train in a round."""
@@ -81,6 +84,7 @@ class Federation:
             self._next, self.server = recovered[0] + 1, recovered[1]
             for line in self.folder.rounds():
                 self.evaluator.trained(line["participants"])
+            self._snapshot()  # the run may have been killed just before
 
     @property
     def rounds_done(self) -> int:
@@ -89,9 +93,12 @@ class Federation:
 
     def rounds(self) -> Iterator[dict[str, Any]]:
         """Run the rounds that are still to be done; each yields its line of rounds.jsonl once it is committed."""
+        if self._next == 0:
+            self._snapshot()
         while self._next < self.setting.plan.rounds:
             record = self._round(self._next)
             self._next += 1
+            self._snapshot()
             yield record
 
     def broadcast(self, round: int, client: str | None) -> Record:
@@ -107,6 +114,26 @@ class Federation:
         self.setting, self._templates = setting, templates
         self.evaluator = Evaluator(setting, self._engine)
         self.evaluator.trained(setting.partition.clients)
+
+    def project(self) -> dict[str, Any]:
+        """Let clients project their part prototypes, each onto its own images; accuracy before and after."""
+        last = self.setting.plan.rounds
+        return self.evaluator.project(last - 1, _Post(self, last).message_to)
+
+    def write_results(self, folder: Path) -> None:
+        """The model, the prototypes and what a newcomer would receive, where the method has them."""
+        method = self.setting.method
+        weights = method.global_weights(self.server)
+        if weights is not None:
+            write_atomically(folder / "model.safetensors", save(weights.tensors()))
+        table = method.global_prototypes(self.server)
+        if table is not None:
+            write_atomically(folder / "prototypes.safetensors", save({"rows": table.rows, "count": table.count}))
+        write_atomically(folder / "broadcast.safetensors", encode(self.broadcast(self._next, None), "server").blob)
+
+    def _snapshot(self) -> None:
+        if self._next in self._watch.snapshots:
+            self.folder.keep_snapshot(self._next, self.server, self.write_results)
 
     def _round(self, round: int) -> dict[str, Any]:
         clock = _Clock()

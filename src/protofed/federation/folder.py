@@ -8,7 +8,7 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -180,6 +180,40 @@ class RunFolder:
         """The last committed round and the server's state after it; nothing in the folder changes."""
         round = self._read_manifest()[0]
         return round, decode(self._server(round).read_bytes(), like, "checkpoint")
+
+    def snapshot(self, done: int) -> Path:
+        """Where the state of everybody after so many rounds is kept, if it was asked for."""
+        return self.path / "snapshots" / f"round-{done}"
+
+    def keep_snapshot(self, done: int, server: Record, write_results: Callable[[Path], None]) -> None:
+        """Keep results, the server's state and the clients' as they are now; it is there as a whole or not at all."""
+        target = self.snapshot(done)
+        if target.exists():
+            return
+        draft = target.with_name(f".{target.name}.{os.getpid()}")
+        shutil.rmtree(draft, ignore_errors=True)
+        (draft / "clients").mkdir(parents=True)
+        write_results(draft)
+        write_atomically(draft / "server.safetensors", encode(server, "server").blob)
+        for state in self.clients.glob("*.safetensors"):
+            # A client's file is only ever replaced, never changed, so the old one may be shared.
+            try:
+                os.link(state, draft / "clients" / state.name)
+            except OSError:
+                shutil.copyfile(state, draft / "clients" / state.name)
+        draft.rename(target)
+
+    def server_after(self, done: int, like: Record) -> Record:
+        """The server's state after so many rounds: of a snapshot, or of the last round."""
+        for path in (self.snapshot(done) / "server.safetensors", self._server(done - 1)):
+            if path.exists():
+                return decode(path.read_bytes(), like, "checkpoint")
+        raise UserError(f"{self.path} has no snapshot of round {done}; run with --snapshot-rounds {done}")
+
+    def snapshots(self) -> list[int]:
+        """The rounds of which there is a snapshot."""
+        found = (self.path / "snapshots").glob("round-*")
+        return sorted(int(path.name.removeprefix("round-")) for path in found)
 
     def _server(self, round: int) -> Path:
         return self._checkpoint / f"server-{round}.safetensors"

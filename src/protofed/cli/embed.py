@@ -1,0 +1,64 @@
+"""`protofed embed`: what the features of a run look like."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from protofed.cli.compare import numbers
+from protofed.cli.output import console, show_table
+from protofed.experiments.published import listed
+
+
+def embed_command(
+    runs: Annotated[list[Path], typer.Argument(help="folders of finished runs on the same data")],
+    out: Annotated[Path, typer.Option("--out", help="where pictures and figures go")],
+    rounds: Annotated[
+        str | None, typer.Option("--rounds", help="0,5,20: snapshots to show (default: all, and the end)")
+    ] = None,
+    domains: Annotated[str | None, typer.Option("--domains", help="only these domains, for example a,b")] = None,
+    label: Annotated[str | None, typer.Option("--label", help="only images of this class")] = None,
+    samples: Annotated[int, typer.Option("--samples", min=8, help="most test images in a map")] = 600,
+    hausdorff: Annotated[
+        bool, typer.Option("--hausdorff", help="also: distance of clients' class manifolds to the union of all")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print embeddings.json, and nothing else")] = False,
+) -> None:
+    """Draw t-SNE maps of test features, by class and domain, a row per run and a column per round, with scores.
+
+    Example: protofed embed runs/fedavg runs/i2pfl --domains mnist,syn_generated --out embeddings
+    """
+    from protofed.explain import embed
+
+    content = embed(
+        runs,
+        out=out,
+        rounds=None if rounds is None else numbers(rounds),
+        domains=listed(domains),
+        label=label,
+        samples=samples,
+        hausdorff=hausdorff,
+    )
+    if as_json:
+        print(json.dumps(content))
+        return
+    keys = ("silhouette", "silhouette_map", "mixing")
+    rows = [
+        [Path(panel["run"]).name, panel["method"], str(panel["round"]), *(_number(panel[key]) for key in keys)]
+        for panel in content["panels"]
+    ]
+    heading = ["run", "method", "round", "silhouette by class", "on the map", "mixing of domains"]
+    show_table("Separation of classes and mixing of domains", heading, rows)
+    if content["hausdorff"] is not None:
+        rows = [
+            [name, str(done), _number(before), _number(after)]
+            for name, found in content["hausdorff"].items()
+            for done, before, after in zip(found["rounds"], found["before"], found["after"], strict=True)
+        ]
+        show_table("Hausdorff distance of class manifolds to the union", ["run", "round", "own", "completed"], rows)
+    console().print(f"written to {out}")
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"

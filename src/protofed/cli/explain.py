@@ -1,0 +1,107 @@
+"""`protofed explain`: which part of an image spoke for a decision."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from protofed.cli.output import console, percent, show_table
+from protofed.experiments.published import listed
+
+
+def explain_command(
+    run: Annotated[Path, typer.Argument(help="the folder of a finished run of a prototype method")],
+    images: Annotated[Path | None, typer.Option("--images", help="a folder of images, or one image file")] = None,
+    domain: Annotated[str | None, typer.Option("--domain", help="test images of this domain of the run")] = None,
+    label: Annotated[str | None, typer.Option("--label", help="with --domain: only images of this class")] = None,
+    count: Annotated[int, typer.Option("--count", min=1, help="how many images at most")] = 8,
+    clients: Annotated[str | None, typer.Option("--clients", help="a,b (default: all; global: the server's)")] = None,
+    top: Annotated[int, typer.Option("--top", min=1, help="prototypes shown of each client")] = 3,
+    project: Annotated[
+        bool, typer.Option("--project", help="first find each client's own training patches nearest to its prototypes")
+    ] = False,
+    projected: Annotated[
+        bool, typer.Option("--projected", help="ask the models with their prototypes moved onto those patches")
+    ] = False,
+    faithfulness: Annotated[
+        bool, typer.Option("--faithfulness", help="also: does the box matter more than a random one?")
+    ] = False,
+    out: Annotated[Path | None, typer.Option("--out", help="where pictures and page go (RUN/explanations)")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="say nothing but warnings")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print explanations.json, and nothing else")] = False,
+) -> None:
+    """Show which part of an image spoke for a decision, at every client, and how far clients agree.
+
+    Example: protofed explain my-run --domain clinic --label diseased --count 4 --out why
+    """
+    from protofed.explain import explain
+
+    content = explain(
+        run,
+        images=images,
+        domain=domain,
+        label=label,
+        count=count,
+        clients=listed(clients),
+        top=top,
+        out=out,
+        project=project,
+        projected=projected,
+        faithful=faithfulness,
+    )
+    if as_json:
+        print(json.dumps(content))
+        return
+    if quiet:
+        return
+    _show(content)
+    console().print(
+        f"{content['seconds_per_image']:.2f} s per image ({content['cpu_seconds_per_image']:.2f} s of processor time); "
+        f"page: {(out or run / 'explanations')}/index.html"
+    )
+
+
+def _show(content: dict[str, Any]) -> None:
+    rows = [
+        [
+            image["name"],
+            view["client"],
+            view["predicted"],
+            percent(view["probability"]),
+            f"{spoken['class']} #{spoken['prototype']}",
+            f"{spoken['lift']:+.3f}",
+            "flat" if spoken["box"] is None else "{}-{}, {}-{}".format(*spoken["box"]),
+        ]
+        for image in content["images"]
+        for view in image["clients"]
+        for spoken in view["prototypes"][:1]
+    ]
+    columns = ["image", "client", "prediction", "%", "prototype", "lift", "rows, columns"]
+    show_table("The prototype that spoke most", columns, rows)
+    agreed = content["agreement"]
+    if agreed is not None:
+        entries = {
+            **{" and ".join(pair["clients"]): pair for pair in agreed["pairs"]},
+            **{f"class {name}": entry for name, entry in agreed["classes"].items()},
+            "overall": agreed["overall"],
+        }
+        keys = ("same_class", "iou", "rank_correlation")
+        figures = [[name, *(_number(entry[key]) for key in keys)] for name, entry in entries.items()]
+        show_table("Agreement", ["", "same class", "IoU of boxes", "rank correlation of maps"], figures)
+    if content["projection"] is not None:
+        found = content["projection"]
+        rows = [[client, percent(found["before"][client]), percent(after)] for client, after in found["after"].items()]
+        show_table("Accuracy (%) before and after projection", ["client", "before", "after"], rows)
+    if content["faithfulness"] is not None:
+        rows = [
+            [client, f"{curves['deletion_gap']:+.3f}", f"{curves['insertion_gap']:+.3f}"]
+            for client, curves in content["faithfulness"]["clients"].items()
+        ]
+        show_table("Probability: the box against random ones", ["client", "blurred away", "put in"], rows)
+    for note in content["notes"]:
+        console().print(f"note: {note}")
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"

@@ -1,0 +1,288 @@
+"""What features look like: t-SNE maps of test images over rounds and runs, with scores, and distances of manifolds.
+
+`embeddings.json`:
+
+    samples      test images in every panel
+    panels       for each run and round: `run`, `method`, `round`, `view` (`global`: the server's model on all domains,
+                 `personal`: every client's own model on its domain), `silhouette` (by class, of the features),
+                 `silhouette_map` (the same of the t-SNE map), `mixing` (by domain), `points` [n, 2], `y`, `domain`
+    classes, domains   the names behind `y` and `domain`
+    hausdorff    per run: `rounds`, and `before` and `after` completion with received features: the mean over clients
+                 and classes, and `clients`: {client: {class: [values]}}; or null (see `manifold_distances`)
+    pictures     files: `embeddings.png`, and `hausdorff.png` where distances were asked for
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.spatial import cKDTree
+from scipy.spatial.distance import cdist
+from torch import Tensor
+
+from protofed.clients import write_atomically
+from protofed.data.images import Images
+from protofed.errors import UserError, unknown_name
+from protofed.experiments.reopening import GLOBAL, OpenRun, batches, snapshots_of
+from protofed.experiments.run import one_thread
+from protofed.explain.plots import draw_embeddings, draw_hausdorff
+from protofed.models.net import Net
+from protofed.records import Features, Record
+from protofed.seeding import stable_seed
+
+INDEX = "embeddings.json"
+NEIGHBOURS = 10
+_MOST_POINTS = 400
+
+FloatArray = NDArray[np.float64]
+
+
+def embed(
+    runs: Sequence[str | Path],
+    *,
+    out: str | Path,
+    rounds: Sequence[int] | None = None,
+    domains: Sequence[str] | None = None,
+    label: str | None = None,
+    samples: int = 600,
+    hausdorff: bool = False,
+) -> dict[str, Any]:
+    """Draw the features of test images for runs on the same data, a row per run and a column per round.
+
+    `rounds` are those of which there are snapshots; without any, all snapshots and the end of the run. `domains` picks
+    some, `label` a single class. `samples` bounds the images in a panel.
+    """
+    if not runs:
+        raise UserError("embed needs a run folder, or several on the same data")
+    with one_thread():
+        rows = [[OpenRun(path, done=done, with_data=True) for done in _moments(path, rounds)] for path in runs]
+        first = rows[0][0]
+        if len({len(row) for row in rows}) > 1:
+            raise UserError("these runs have kept different rounds; name those they all have with --rounds")
+        chosen = _test_images(first, domains, label, samples)
+        panels = [[_panel(opened, chosen) for opened in row] for row in rows]
+        folder = Path(out)
+        folder.mkdir(parents=True, exist_ok=True)
+        draw_embeddings(panels, folder / "embeddings.png")
+        distances = {_title(row[0]): _over_rounds(row) for row in rows} if hausdorff else None
+        if distances is not None:
+            lines = {name: {key: found[key] for key in ("before", "after")} for name, found in distances.items()}
+            draw_hausdorff([opened.done for opened in rows[0]], lines, folder / "hausdorff.png")
+        content = {
+            "samples": sum(len(images) for images in chosen.values()),
+            "classes": first.classes,
+            "domains": list(chosen),
+            "panels": [
+                {key: value for key, value in panel.items() if key not in ("classes", "domains", "title")}
+                for row in panels
+                for panel in row
+            ],
+            "hausdorff": distances,
+            "pictures": ["embeddings.png", *(["hausdorff.png"] if hausdorff else [])],
+        }
+        write_atomically(folder / INDEX, json.dumps(content, allow_nan=False).encode() + b"\n")
+    return content
+
+
+def _moments(path: str | Path, rounds: Sequence[int] | None) -> list[int | None]:
+    if rounds:
+        return list(rounds)
+    kept = [done for done in snapshots_of(path) if done < len(OpenRun(path).run.rounds)]
+    return [*kept, None]
+
+
+def _test_images(opened: OpenRun, domains: Sequence[str] | None, label: str | None, samples: int) -> dict[str, Images]:
+    """As many test images of each domain, evenly spaced."""
+    if label is not None and label not in opened.classes:
+        raise unknown_name("class", label, opened.classes)
+    known = opened.setting.dataset.domains
+    names = list(domains) if domains else list(known)
+    for name in names:
+        if name not in known:
+            raise unknown_name("domain", name, known)
+    each = max(1, samples // len(names))
+    wanted = None if label is None else opened.classes.index(label)
+    return {name: _spaced(_of_class(known[name].test, wanted), each) for name in names}
+
+
+def _of_class(images: Images, label: int | None) -> Images:
+    return images if label is None else images.take((images.y == label).nonzero()[:, 0])
+
+
+def _spaced(images: Images, count: int) -> Images:
+    if len(images) <= count:
+        return images
+    order = torch.argsort(images.y, stable=True)  # so that classes keep their shares
+    return images.take(order[torch.arange(count) * len(images) // count])
+
+
+def _panel(opened: OpenRun, chosen: Mapping[str, Images]) -> dict[str, Any]:
+    """One map and its scores."""
+    view = "global" if opened.has_global else "personal"
+    h, y, domain = _features(opened, chosen, view)
+    points = tsne(h, opened.config["seed"])
+    scores = {
+        "silhouette": silhouette(h, y),
+        "silhouette_map": silhouette(points, y),
+        "mixing": mixing(h, y, domain),
+    }
+    shown = ", ".join(f"{name} {'-' if value is None else format(value, '.2f')}" for name, value in scores.items())
+    return {
+        "run": str(opened.run.path),
+        "method": opened.config["method"]["name"],
+        "round": opened.done,
+        "view": view,
+        **scores,
+        "points": np.round(points, 3).tolist(),
+        "y": y.tolist(),
+        "domain": domain.tolist(),
+        "classes": opened.classes,
+        "domains": list(chosen),
+        "title": f"{_title(opened)}, round {opened.done}\n{shown.replace('silhouette_map', 'on map')}",
+    }
+
+
+def _title(opened: OpenRun) -> str:
+    return f"{opened.config['method']['name']} ({opened.run.path.name})"
+
+
+def _features(
+    opened: OpenRun, chosen: Mapping[str, Images], view: str
+) -> tuple[FloatArray, NDArray[np.int64], NDArray[np.int64]]:
+    """Features of all domains: by the server's model, or by the first client of each domain.
+
+    A domain that is no client's own is seen by the first client of all.
+    """
+    parts, labels, places = [], [], []
+    first_of = {domain: client for client, domain in reversed(opened.domains.items())}
+    for number, (name, images) in enumerate(chosen.items()):
+        client = GLOBAL if view == "global" else first_of.get(name, opened.clients[0])
+        net, _ = opened.model_of(client)
+        parts.append(features_of(opened, net, images.x).numpy())
+        labels.append(images.y.numpy())
+        places.append(np.full(len(images), number))
+    return np.concatenate(parts).astype(np.float64), np.concatenate(labels), np.concatenate(places)
+
+
+@torch.no_grad()
+def features_of(opened: OpenRun, net: Net, pixels: Tensor) -> Tensor:
+    """Features of images, flat, [n, d]."""
+    with net.eval():
+        return torch.cat([net.features(opened.normalised(x)).flatten(1) for x in batches(pixels)])
+
+
+def tsne(h: FloatArray, seed: int) -> FloatArray:
+    """Two coordinates by t-SNE; the perplexity fits small sets."""
+    from sklearn.manifold import TSNE
+
+    perplexity = min(30.0, max(2.0, (len(h) - 1) / 3))
+    state = stable_seed(seed, "tsne") % 2**31
+    # A set of equal points has no principal components to start from.
+    start = "pca" if np.ptp(h, axis=0).max() > 0 and min(h.shape) >= 2 else "random"
+    return np.asarray(TSNE(perplexity=perplexity, init=start, random_state=state).fit_transform(h), dtype=np.float64)
+
+
+def silhouette(h: FloatArray, y: NDArray[np.int64]) -> float | None:
+    """How well classes are separated: 1 wholly, 0 not at all, below 0 mixed up; None where there is one class."""
+    from sklearn.metrics import silhouette_score
+
+    if not 1 < len(np.unique(y)) < len(y):
+        return None
+    return float(silhouette_score(h, y))
+
+
+def mixing(
+    h: FloatArray, y: NDArray[np.int64], domain: NDArray[np.int64], neighbours: int = NEIGHBOURS
+) -> float | None:
+    """How well domains are mixed within their classes: 1 as if domains made no difference, 0 wholly apart.
+
+    Of each image's nearest neighbours in its class, the share from other domains over the share by chance.
+    """
+    found, expected = 0.0, 0.0
+    for k in np.unique(y):
+        rows, places = h[y == k], domain[y == k]
+        if len(rows) < 2 or len(np.unique(places)) < 2:
+            continue
+        count = min(neighbours, len(rows) - 1)
+        _, nearest = cKDTree(rows).query(rows, k=count + 1)
+        others = places[nearest] != places[:, None]
+        # A point is its own neighbour, and never of another domain.
+        found += float(others.sum()) / count
+        expected += sum(float((places != place).sum()) / (len(rows) - 1) for place in places)
+    return found / expected if expected else None
+
+
+def _over_rounds(row: Sequence[OpenRun]) -> dict[str, Any]:
+    each = [manifold_distances(opened) for opened in row]
+    clients = {
+        client: {
+            name: {when: [found[client][name][when] for found in each] for when in ("before", "after")}
+            for name in row[0].classes
+        }
+        for client in row[0].clients
+    }
+    return {
+        "rounds": [opened.done for opened in row],
+        **{when: [_mean(_all(found, when)) for found in each] for when in ("before", "after")},
+        "clients": clients,
+    }
+
+
+def _all(found: Mapping[str, Mapping[str, Mapping[str, float | None]]], when: str) -> list[float]:
+    values = (entry[when] for classes in found.values() for entry in classes.values())
+    return [value for value in values if value is not None]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if values else None
+
+
+def manifold_distances(opened: OpenRun) -> dict[str, dict[str, dict[str, float | None]]]:
+    """Per client and class, the Hausdorff distance of its features to the union of all clients' (FedMP, Eq. 4).
+
+    Where clients send features of single images, their manifolds are what they sent last, and `after` is the distance
+    once they are completed with the features of others that the server would send next. Otherwise the features are
+    those of the clients' training images by their own models, and nothing completes them.
+    """
+    sent = opened.features_sent()
+    own = {client: _rows(sent[client]) if sent else _own_features(opened, client) for client in opened.clients}
+    result: dict[str, dict[str, dict[str, float | None]]] = {}
+    for client, (h, y) in own.items():
+        received = _first_features(opened.received_by(client)) if sent else None
+        others, labels = (h[:0], y[:0]) if received is None else _rows(received)
+        result[client] = {}
+        for k, name in enumerate(opened.classes):
+            union = np.concatenate([rows[of_class == k] for rows, of_class in own.values()])
+            mine, added = h[y == k], others[labels == k]
+            result[client][name] = {
+                "before": hausdorff_distance(mine, union) if len(mine) else None,
+                "after": hausdorff_distance(np.concatenate([mine, added]), union) if len(mine) and len(added) else None,
+            }
+    return result
+
+
+def _own_features(opened: OpenRun, client: str) -> tuple[FloatArray, NDArray[np.int64]]:
+    """Of some of the client's training images, evenly spaced."""
+    net, _ = opened.model_of(client)
+    held = opened.setting.samples(client)
+    count = min(_MOST_POINTS, len(held))
+    chosen = torch.arange(count) * len(held) // count
+    return features_of(opened, net, held.pixels(chosen)).double().numpy(), held.y[chosen].numpy()
+
+
+def _rows(found: Features) -> tuple[FloatArray, NDArray[np.int64]]:
+    return found.rows.flatten(1).double().numpy(), found.labels.numpy()
+
+
+def _first_features(record: Record) -> Features | None:
+    return next((value for value in vars(record).values() if isinstance(value, Features)), None)
+
+
+def hausdorff_distance(one: FloatArray, other: FloatArray) -> float:
+    """The larger of the two ways from a point of one set to the nearest of the other, at its longest."""
+    distance = cdist(one, other)
+    return float(max(distance.min(1).max(), distance.min(0).max()))

@@ -1,0 +1,250 @@
+"""From a run and some images to a folder of explanations.
+
+`explanations.json`:
+
+    run            method, data, path and rounds of the run
+    clients        names of the models that were asked, `global` for the server's
+    projected      whether the models were asked with their prototypes moved onto training patches
+    images         for each: `name`, `label` (class, or null), `pictures` (files, strongest prototype first) and
+                   `clients`: for each `client`, `predicted`, `probability`, `probabilities`, `agrees` (with the image's
+                   class; null where that is unknown) and `prototypes`: those that spoke most, each with
+                   `prototype`, `class`, `similarity`, `contribution`, `lift`, `for` (it speaks for the prediction),
+                   `box` [top, bottom, left, right) in pixels or null for a flat map, `positions` of the map
+    agreement      between clients (see `agreement`), or null for a single one; `agreement_pictures`: files
+    faithfulness   `fractions`, `pictures` and per client the curves (see `Curves`), or null
+    projection     accuracy `before` and `after` per client, or null
+    notes          what to know: maps that are too coarse, flat maps
+    seconds_per_image, cpu_seconds_per_image   for all clients together, pictures included
+"""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from protofed.clients import write_atomically
+from protofed.engines.loop import LoopEngine
+from protofed.errors import UserError
+from protofed.experiments.reopening import GLOBAL, OpenRun
+from protofed.experiments.run import one_thread
+from protofed.explain.agreement import agreement
+from protofed.explain.evidence import Explanation, explain_with, source_patches
+from protofed.explain.faithfulness import FRACTIONS, faithfulness
+from protofed.explain.images import Chosen, from_domain, from_files
+from protofed.explain.page import page
+from protofed.explain.pictures import Column, colour, figure, matrix
+from protofed.explain.plots import draw_curves
+from protofed.federation import Federation, RunFolder, Watch
+from protofed.seeding import numpy_generator
+
+INDEX = "explanations.json"
+
+_COSTLY = 0.05
+
+
+def explain(
+    run: str | Path,
+    *,
+    images: str | Path | None = None,
+    domain: str | None = None,
+    label: str | None = None,
+    count: int | None = 8,
+    clients: Sequence[str] | None = None,
+    top: int = 3,
+    out: str | Path | None = None,
+    project: bool = False,
+    projected: bool = False,
+    faithful: bool = False,
+) -> dict[str, Any]:
+    """Explain what the models of a run say about images; pictures, a page and `explanations.json` go to `out`.
+
+    The images are files (`images`: a folder or one file) or test images of a `domain`, of all classes or of the class
+    `label`. `clients` are asked with their models as their training left them; all of them unless named, and `global`
+    means the server's model. `project` first lets clients find the training patches their part prototypes come
+    nearest to, which are then shown beside them; `projected` asks the models with the prototypes moved there, which may
+    cost accuracy. Only `domain` and `project` need the run's data; `out` is `explanations` in the run folder unless
+    given.
+    """
+    if (images is None) == (domain is None):
+        raise UserError("give the images to explain: --images FOLDER, or --domain NAME for test images of the run")
+    if label is not None and domain is None:
+        raise UserError("--label chooses among the test images of a --domain")
+    with one_thread():
+        accuracies = project_now(run) if project else None
+        opened = OpenRun(run, with_data=domain is not None)
+        chosen = (
+            from_domain(opened, domain, count, label)
+            if domain is not None
+            else from_files(opened, Path(str(images)), count)
+        )
+        names = list(clients) if clients else opened.clients
+        folder = Path(out) if out is not None else opened.run.path / "explanations"
+        folder.mkdir(parents=True, exist_ok=True)
+        made = _Made(opened, chosen, names, top, folder, use_projected=projected)
+        content = made.content(accuracies, faithful)
+        write_atomically(folder / INDEX, json.dumps(content, indent=2, allow_nan=False).encode() + b"\n")
+        write_atomically(folder / "index.html", page(content, folder).encode())
+    return content
+
+
+def project_now(run: str | Path) -> dict[str, Any]:
+    """Let every client project its part prototypes onto its own training patches; accuracy before and after."""
+    opened = OpenRun(run, with_data=True)
+    if "prototypes" not in opened.setting.model.stage_names:
+        raise UserError(f"{opened.config['method']['name']} has no part prototypes to project; leave --project out")
+    folder = RunFolder(opened.run.path)
+    folder.lock()
+    try:
+        engine = LoopEngine(opened.setting, opened.templates)
+        federation = Federation(opened.setting, opened.templates, engine, folder, Watch())
+        federation.resume()
+        return federation.project()
+    finally:
+        folder.release()
+
+
+class _Made:
+    """The parts of a folder of explanations."""
+
+    def __init__(
+        self, opened: OpenRun, chosen: Chosen, clients: Sequence[str], top: int, folder: Path, *, use_projected: bool
+    ) -> None:
+        self._opened = opened
+        self._chosen = chosen
+        self._clients = clients
+        self._folder = folder
+        self._use_projected = use_projected
+        start, cpu_start = time.perf_counter(), time.process_time()
+        self._views: dict[str, list[Explanation]] = {}
+        self._sources: dict[str, Mapping[int, Any]] = {}
+        for client in clients:
+            self._views[client] = explain_with(opened, client, chosen.pixels, top, use_projected)
+            spoken = sorted({each.prototype for view in self._views[client] for each in view.evidence})
+            self._sources[client] = {} if client == GLOBAL else source_patches(opened, client, spoken)
+        self._pictures = [self._drawn(number) for number in range(len(chosen.names))]
+        self._seconds = (time.perf_counter() - start) / len(chosen.names)
+        self._cpu_seconds = (time.process_time() - cpu_start) / len(chosen.names)
+
+    def content(self, accuracies: dict[str, Any] | None, faithful: bool) -> dict[str, Any]:
+        """explanations.json."""
+        opened = self._opened
+        several = len(self._clients) > 1
+        agreed = agreement(self._views, opened.classes) if several else None
+        projection = accuracies or opened.run.summary.get("projection")
+        return {
+            "run": {
+                "method": opened.config["method"]["name"],
+                "data": opened.config["data"]["name"],
+                "path": str(opened.run.path),
+                "rounds": opened.done,
+            },
+            "clients": list(self._clients),
+            "projected": self._use_projected,
+            "images": [self._image(number) for number in range(len(self._chosen.names))],
+            "agreement": agreed,
+            "agreement_pictures": self._agreement_pictures(agreed) if agreed else [],
+            "faithfulness": self._faithfulness() if faithful else None,
+            "projection": projection,
+            "notes": self._notes(projection),
+            "seconds_per_image": round(self._seconds, 4),
+            "cpu_seconds_per_image": round(self._cpu_seconds, 4),
+        }
+
+    def _image(self, number: int) -> dict[str, Any]:
+        label = self._chosen.labels[number]
+        classes = self._opened.classes
+        return {
+            "name": self._chosen.names[number],
+            "label": classes[label] if label >= 0 else None,
+            "pictures": self._pictures[number],
+            "clients": [_view(views[number], label, classes) for views in self._views.values()],
+        }
+
+    def _drawn(self, number: int) -> list[str]:
+        """One picture for each rank of prototypes; their file names."""
+        image = colour(self._chosen.pixels[number].numpy())
+        ranks = min(len(views[number].evidence) for views in self._views.values())
+        names = []
+        for rank in range(ranks):
+            columns = [
+                Column(client, views[number], spoken, self._sources[client].get(spoken.prototype))
+                for client, views in self._views.items()
+                for spoken in [views[number].evidence[rank]]
+            ]
+            name = f"{number:03d}-prototype{rank + 1}.png"
+            figure(image, columns, self._opened.classes).save(self._folder / name)
+            names.append(name)
+        return names
+
+    def _agreement_pictures(self, agreed: Mapping[str, Any]) -> list[str]:
+        names = []
+        for key, title in (("iou", "IoU of boxes"), ("rank_correlation", "rank correlation of maps")):
+            values = {(pair["clients"][0], pair["clients"][1]): pair[key] for pair in agreed["pairs"]}
+            name = f"agreement-{key.replace('_', '-')}.png"
+            matrix(values, list(self._views), title).save(self._folder / name)
+            names.append(name)
+        return names
+
+    def _faithfulness(self) -> dict[str, Any] | None:
+        opened, seed = self._opened, self._opened.config["seed"]
+        curves = {}
+        for client, views in self._views.items():
+            rng = numpy_generator(seed, "faithfulness", client)
+            found = faithfulness(opened, client, self._chosen.pixels, views, rng, projected=self._use_projected)
+            if found is not None:
+                curves[client] = {
+                    **{key: list(value) if isinstance(value, tuple) else value for key, value in asdict(found).items()},
+                    "deletion_gap": found.deletion_gap,
+                    "insertion_gap": found.insertion_gap,
+                }
+        if not curves:
+            return None
+        draw_curves(curves, FRACTIONS, self._folder / "faithfulness.png")
+        return {"fractions": list(FRACTIONS), "clients": curves, "pictures": ["faithfulness.png"]}
+
+    def _notes(self, projection: Mapping[str, Any] | None) -> list[str]:
+        notes = []
+        if projection and projection["after"]["average"] < projection["before"]["average"] - _COSTLY:
+            notes.append(
+                "projection costs much accuracy: prototypes lie far from any training patch; train longer before it"
+            )
+        strongest = [view.strongest for views in self._views.values() for view in views]
+        coarse = next((each for each in strongest if each.coarse), None)
+        if coarse is not None:
+            height, width = coarse.positions
+            notes.append(
+                f"maps have {height}x{width} positions only: boxes say little about the place; use larger images or a "
+                "network with fewer strides (the cifar stem), so that there are 8x8 or more"
+            )
+        flat = sum(each.box is None for each in strongest)
+        if flat:
+            notes.append(f"{flat} of {len(strongest)} maps are flat: nothing stands out, so they have no box")
+        return notes
+
+
+def _view(explanation: Explanation, label: int, classes: Sequence[str]) -> dict[str, Any]:
+    predicted = explanation.predicted
+    return {
+        "client": explanation.client,
+        "predicted": classes[predicted],
+        "probability": explanation.probabilities[predicted],
+        "probabilities": [round(float(np.float64(value)), 6) for value in explanation.probabilities],
+        "agrees": None if label < 0 else predicted == label,
+        "prototypes": [
+            {
+                "prototype": each.prototype,
+                "class": classes[each.label],
+                "similarity": each.similarity,
+                "contribution": each.contribution,
+                "lift": each.lift,
+                "for": each.speaks_for,
+                "box": None if each.box is None else list(each.box),
+                "positions": list(each.positions),
+            }
+            for each in explanation.evidence
+        ],
+    }

@@ -1,0 +1,64 @@
+"""Which images are explained: files of the user, or test images of the run's data set."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from protofed.data.files import is_image, read_images
+from protofed.data.images import to_channels
+from protofed.errors import UserError, unknown_name
+from protofed.experiments.reopening import OpenRun
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Images of the run's shape, by name, with their class where it is known (-1: it is not)."""
+
+    pixels: Tensor
+    names: tuple[str, ...]
+    labels: tuple[int, ...]
+    places: tuple[int, ...] = ()
+    """Of test images: their number in the domain's test set."""
+
+
+def from_files(opened: OpenRun, path: Path, count: int | None = None) -> Chosen:
+    """The images of a folder and the folders in it, or a single file; a folder named like a class gives the class."""
+    if not path.exists():
+        raise UserError(f"there is no {path}; --images takes a folder of images or one image file")
+    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file() and is_image(file))
+    if not files:
+        raise UserError(f"{path} holds no images (png, jpg, tif, bmp)")
+    files = files[:count]
+    channels, height, width = opened.setting.dataset.image_shape
+    pixels, _ = read_images(files, (height, width))
+    classes = opened.classes
+    labels = tuple(classes.index(file.parent.name) if file.parent.name in classes else -1 for file in files)
+    names = tuple(file.name if path.is_file() else file.relative_to(path).as_posix() for file in files)
+    return Chosen(to_channels(pixels, channels), names, labels)
+
+
+def from_domain(opened: OpenRun, domain: str, count: int | None = None, label: str | None = None) -> Chosen:
+    """Test images of a domain, of every class in turn, or of one class."""
+    if domain not in opened.setting.dataset.domains:
+        raise unknown_name("domain", domain, opened.setting.dataset.domains)
+    if label is not None and label not in opened.classes:
+        raise unknown_name("class", label, opened.classes)
+    test = opened.setting.dataset.domains[domain].test
+    chosen = _in_turn(test.y, len(opened.classes) if label is None else 0)
+    if label is not None:
+        chosen = (test.y == opened.classes.index(label)).nonzero()[:, 0].tolist()
+    chosen = chosen[:count]
+    if not chosen:
+        raise UserError(f"{domain} has no test images of class {label}")
+    taken = test.take(chosen)
+    return Chosen(taken.x, tuple(f"{domain}-{i}" for i in chosen), tuple(taken.y.tolist()), tuple(chosen))
+
+
+def _in_turn(y: Tensor, classes: int) -> list[int]:
+    """Places ordered so that classes alternate."""
+    rank = torch.zeros_like(y)
+    for k in range(classes):
+        rank[y == k] = torch.arange(int((y == k).sum()))
+    return sorted(range(len(y)), key=lambda i: (int(rank[i]), int(y[i])))

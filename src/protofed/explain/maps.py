@@ -1,0 +1,68 @@
+"""Where a prototype was found: maps over the image, and the box around their peak."""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+COARSE = 8
+"""Positions along a side below which a map says little about the place: a box is made of a few large squares."""
+
+PERCENTILE = 95.0
+_FLAT_SHARE = 0.25
+"""Largest share of an image that a peak may cover; beyond it the map is flat and a box would mean nothing."""
+
+
+class Box(NamedTuple):
+    """Rows [top, bottom) and columns [left, right)."""
+
+    top: int
+    bottom: int
+    left: int
+    right: int
+
+    @property
+    def height(self) -> int:
+        """Number of rows."""
+        return self.bottom - self.top
+
+    @property
+    def width(self) -> int:
+        """Number of columns."""
+        return self.right - self.left
+
+    @property
+    def area(self) -> int:
+        """Number of pixels."""
+        return self.height * self.width
+
+    def contains(self, row: float, column: float) -> bool:
+        """Whether a place lies inside."""
+        return self.top <= row < self.bottom and self.left <= column < self.right
+
+    def overlap(self, other: "Box") -> float:
+        """Intersection over union."""
+        rows = min(self.bottom, other.bottom) - max(self.top, other.top)
+        columns = min(self.right, other.right) - max(self.left, other.left)
+        shared = max(0, rows) * max(0, columns)
+        return shared / (self.area + other.area - shared)
+
+
+def enlarged(maps: Tensor, size: tuple[int, int]) -> Tensor:
+    """Maps [..., h, w] at the size of the image, by bicubic interpolation."""
+    flat = maps.reshape(-1, 1, *maps.shape[-2:])
+    return F.interpolate(flat, size=size, mode="bicubic", align_corners=False).reshape(*maps.shape[:-2], *size)
+
+
+def peak_box(values: NDArray[np.floating]) -> Box | None:
+    """The tight box around the values at or above the 95th percentile; None for a flat map.
+
+    In a flat map so many values are equal that the percentile singles out no small part of the image.
+    """
+    peak = values >= np.percentile(values, PERCENTILE)
+    if peak.mean() > _FLAT_SHARE:
+        return None
+    rows, columns = np.nonzero(peak.any(1))[0], np.nonzero(peak.any(0))[0]
+    return Box(int(rows[0]), int(rows[-1]) + 1, int(columns[0]), int(columns[-1]) + 1)

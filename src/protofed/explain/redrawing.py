@@ -1,0 +1,42 @@
+"""The pictures of the papers' figures, drawn from the runs that `reproduce` made."""
+
+from pathlib import Path
+from typing import Any
+
+from protofed.experiments.published import Drawing
+from protofed.experiments.reproduction import Reproduction
+from protofed.experiments.results import Run
+from protofed.explain.embeddings import embed
+from protofed.explain.explaining import explain
+
+
+def redraw(result: Reproduction, out: Path) -> list[Path]:
+    """Draw what the preset asks for, for every data set whose runs are all there; the files to look at."""
+    drawing = result.preset.draw
+    if drawing is None:
+        return []
+    made = []
+    for dataset, block in result.content["datasets"].items():
+        runs = _first_runs(block, out)
+        if len(runs) < len(block["methods"]):
+            continue  # another shard is still at it
+        shown = drawing.domains.get(result.content["scale"])
+        folder = out / dataset / drawing.kind
+        if drawing.kind == "embeddings":
+            embed(runs, out=folder, domains=shown, label=drawing.label, hausdorff=drawing.hausdorff)
+            made.append(folder / "embeddings.png")
+        else:
+            made += [_explained(run, drawing, shown, folder) for run in runs]
+    return made
+
+
+def _first_runs(block: dict[str, Any], out: Path) -> list[Path]:
+    """The run of the first seed under the first condition, row by row."""
+    found: list[list[str]] = [next(iter(entry["runs"].values()), []) for entry in block["methods"].values()]
+    return [out / paths[0] for paths in found if paths]
+
+
+def _explained(run: Path, drawing: Drawing, shown: list[str] | None, folder: Path) -> Path:
+    domain = shown[0] if shown else next(iter(Run(run).config["data"]["domains"]))
+    explain(run, domain=domain, label=drawing.label, count=drawing.count, out=folder)
+    return folder / "index.html"

@@ -1,0 +1,139 @@
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from protofed.errors import UserError
+from protofed.experiments.reopening import OpenRun
+from protofed.explain.evidence import explain_with, similarity_maps, source_patches
+from protofed.models import Split, build_model
+from protofed.models.net import Net
+from protofed.models.protopnet import prototypes_of
+
+
+@pytest.fixture
+def images() -> torch.Tensor:
+    return torch.randint(0, 256, (4, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
+def test_contributions_add_up_to_the_logit(parts_run: Path, images: torch.Tensor) -> None:
+    opened = OpenRun(parts_run)
+    views = explain_with(opened, "a-0", images, top=4)
+    net, _ = opened.model_of("a-0")
+    with torch.no_grad(), net.eval():
+        logits = net(opened.normalised(images))
+    for view, scores in zip(views, logits, strict=True):
+        assert view.predicted == int(scores.argmax())
+        assert sum(each.contribution for each in view.evidence) == pytest.approx(float(scores.max()), rel=1e-4)
+        assert view.strongest.lift == max(each.lift for each in view.evidence)
+
+
+def test_prototypes_of_other_classes_speak_against(parts_run: Path, images: torch.Tensor) -> None:
+    for view in explain_with(OpenRun(parts_run), "b-0", images, top=4):
+        for each in view.evidence:
+            assert each.speaks_for == (each.label == view.predicted)
+
+
+def test_a_coarse_map_is_known(parts_run: Path, images: torch.Tensor) -> None:
+    (view, *_) = explain_with(OpenRun(parts_run), "a-0", images, top=1)
+    assert view.strongest.positions == (2, 2)
+    assert view.strongest.coarse
+
+
+def test_one_client_is_explained_without_any_data(parts_run: Path, images: torch.Tensor, tmp_path: Path) -> None:
+    """Neither the data set nor other clients' states are there."""
+    before = explain_with(OpenRun(parts_run), "a-0", images, top=2)
+    alone = tmp_path / "alone"
+    shutil.copytree(parts_run, alone)
+    for other in [*(alone / "clients").glob("b-0*"), *(alone / "clients").glob("c-0*")]:
+        other.unlink()
+    config = json.loads((alone / "run.json").read_text())
+    config["options"]["data"] = str(tmp_path / "nowhere")
+    (alone / "run.json").write_text(json.dumps(config))
+    for left, right in zip(before, explain_with(OpenRun(alone), "a-0", images, top=2), strict=True):
+        assert left.probabilities == right.probabilities
+        assert np.array_equal(left.strongest.map, right.strongest.map)
+
+
+def test_projection_stays_with_the_client(parts_run: Path) -> None:
+    opened = OpenRun(parts_run, with_data=True)
+    net, _ = opened.model_of("a-0")
+    sources = opened.sources_of("a-0", prototypes_of(net.model).vectors.detach())
+    assert sources is not None
+    own = opened.setting.samples("a-0")
+    labels = prototypes_of(net.model).labels
+    assert torch.equal(own.y[sources.image], labels)
+    assert torch.equal(own.pixels(sources.image), sources.pixels)
+    with torch.no_grad(), net.eval():
+        z = net.features(opened.normalised(sources.pixels), "addon")
+    at_place = z[torch.arange(len(labels)), :, sources.row, sources.column]
+    torch.testing.assert_close(at_place, sources.vectors[:, :, 0, 0], rtol=0, atol=1e-5)
+    # Nothing of it is in what the server keeps or sends.
+    sent = b"".join(path.read_bytes() for path in [*parts_run.glob("*.safetensors"), *parts_run.glob("checkpoint/*")])
+    assert sources.pixels[0].numpy().tobytes() not in sent
+    summary = json.loads((parts_run / "summary.json").read_text())
+    assert set(summary["projection"]) == {"before", "after"}
+    assert set(summary["projection"]["after"]) == {"a-0", "b-0", "c-0", "average"}
+
+
+def test_projected_prototypes_are_used_on_demand(parts_run: Path, images: torch.Tensor) -> None:
+    opened = OpenRun(parts_run)
+    trained = explain_with(opened, "a-0", images, top=1)
+    moved = explain_with(opened, "a-0", images, top=1, projected=True)
+    assert [view.probabilities for view in trained] != [view.probabilities for view in moved]
+    patches = source_patches(opened, "a-0", range(4))
+    assert all(patch.dtype == np.uint8 and patch.shape[2] == 3 for patch in patches.values())
+
+
+def test_maps_of_pooled_features_are_cosines_of_positions() -> None:
+    torch.manual_seed(0)
+    net = Net(build_model("resnet10", (1, 16, 16), 2, {"width": 2}))
+    x, rows = torch.randn(3, 1, 16, 16), torch.randn(2, 16)
+    maps = similarity_maps(net, x, rows)
+    with torch.no_grad(), net.eval():
+        z = net.features(x, "layer4")
+    expected = torch.nn.functional.cosine_similarity(z[:, None], rows[None, :, :, None, None], dim=2)
+    torch.testing.assert_close(maps, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_maps_of_other_features_follow_the_gradient() -> None:
+    """The features see the first position only, so no other one has a share."""
+
+    class First(torch.nn.Module):
+        def forward(self, maps: torch.Tensor) -> torch.Tensor:
+            return maps[:, :, 0, 0] ** 2
+
+    stages: dict[str, Any] = {"maps": torch.nn.Conv2d(1, 4, 1), "first": First(), "fc": torch.nn.Linear(4, 2)}
+    torch.manual_seed(0)
+    net = Net(Split(stages, cut="first", dim=4, classes=2))
+    maps = similarity_maps(net, torch.randn(2, 1, 3, 3), torch.randn(2, 4))
+    assert maps.shape == (2, 2, 3, 3)
+    assert (maps[:, :, 0, 0] != 0).all()
+    assert (maps.flatten(2)[:, :, 1:] == 0).all()
+
+
+def test_class_prototypes_explain_other_methods(fedmp_run: Path) -> None:
+    opened = OpenRun(fedmp_run, with_data=True)
+    pixels = opened.setting.dataset.domains["a"].test.x
+    for client in ("a-0", "global"):
+        for view in explain_with(opened, client, pixels, top=3):
+            assert [each.label for each in view.evidence if each.speaks_for] == [view.predicted]
+            assert all(-1.001 <= each.similarity <= 1.001 for each in view.evidence)
+
+
+def test_methods_without_prototypes_are_refused_in_words(tiny_run: Any) -> None:
+    run = tiny_run("fedavg", rounds=1)
+    with pytest.raises(UserError, match="fedavg has no prototypes"):
+        explain_with(OpenRun(run.path), "a-0", torch.zeros(1, 1, 8, 8, dtype=torch.uint8), top=1)
+    with pytest.raises(UserError, match="unknown client 'z-0'"):
+        OpenRun(run.path).model_of("z-0")
+
+
+def test_networks_without_maps_are_refused_in_words(tiny_run: Any) -> None:
+    run = tiny_run("i2pfl", rounds=1)
+    with pytest.raises(UserError, match="no feature maps"):
+        explain_with(OpenRun(run.path), "a-0", torch.zeros(1, 1, 8, 8, dtype=torch.uint8), top=1)
