@@ -41,3 +41,10 @@ def test_method_cost(method, benchmark):
     costs = benchmark("method_cost")
     work = replace(costs.WORK, clients=2, samples=20, settings={"model.width": 2})
     assert finite(costs.measure(method, 2, work))
+
+
+def test_frozen_quick(benchmark, capsys):
+    measured = benchmark("frozen").main(["--quick"])
+    assert set(measured) == {"adapters", "last stage"}
+    assert all(finite(ratios) for both in measured.values() for ratios in both)
+    assert "later rounds / bare" in capsys.readouterr().out

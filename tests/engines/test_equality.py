@@ -18,7 +18,8 @@ def test_workers_equal_the_loop(method: str, workers: int, tiny_run: Any, same_r
     options: dict[str, Any] = {"protocol": "equal=2", "participation": 0.7}
     loop = tiny_run(method, **options)
     several = tiny_run(method, engine="workers", workers=workers, **options)
-    assert several.config["engine"] == {"name": "workers", "workers": workers}
+    assert several.config["engine"]["name"] == "workers"
+    assert several.config["engine"]["workers"] == workers
     same_results(loop, several)
 
 
