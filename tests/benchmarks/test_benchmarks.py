@@ -107,3 +107,10 @@ def test_memory_counts_children(benchmark):
         assert memory.tree_bytes(process.pid) > 50 * 2**20
         process.communicate(b"\n")
     assert memory.tree_bytes(process.pid) == 0
+
+
+def test_frozen_quick(benchmark, capsys):
+    measured = benchmark("frozen").main(["--quick"])
+    assert set(measured) == {"adapters", "last stage"}
+    assert all(finite(ratios) for both in measured.values() for ratios in both)
+    assert "later rounds / bare" in capsys.readouterr().out

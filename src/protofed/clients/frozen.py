@@ -6,7 +6,6 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from math import prod
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -70,7 +69,7 @@ def choose_frozen(name: str, setting: Setting) -> Choice:
         parts = tuple(replace(part, prefix=()) for part in parts)
     elif not any(part.prefix for part in parts):
         problem = _Problem(
-            f"the first stage of the model ({setting.model.stage_names[0]}) is trained",
+            f"the first stage of the model ({setting.model.stage_names[0]}) is trained, or changes in training",
             "use a method with a frozen backbone, or --frozen auto",
         )
     elif setting.augment:
@@ -149,10 +148,10 @@ def shelves(setting: Setting) -> dict[SampleSet, Shelf]:
     return {samples: shelf for samples, shelf in found.items() if shelf.rows}
 
 
-def feature_store(setting: Setting, folder: Path | None = None, limit: int = MEMORY_LIMIT) -> FeatureStore | None:
+def feature_store(setting: Setting, limit: int = MEMORY_LIMIT) -> FeatureStore | None:
     """A store for the features of a run, to be made before processes are forked; None where nothing is kept."""
     needed = shelves(setting)
-    return FeatureStore(needed, setting.dtype, folder or setting.clients_folder.parent, limit) if needed else None
+    return FeatureStore(needed, setting.dtype, setting.clients_folder.parent, limit) if needed else None
 
 
 class FrozenStages:

@@ -1,9 +1,9 @@
 """Stand-ins for stages that are not trained: the same function of the same weights, computed with less work.
 
-Batch normalisation is folded into the convolution before it. In evaluation mode it is y = g (z - m) / sqrt(v + eps) + b,
-channel by channel; with s = g / sqrt(v + eps) and z = W * x + c that is one convolution with kernels s W and bias
-b + s (c - m). Convolutions on maps of a few positions, where kernels are larger than what they are convolved with, are
-done in the way that moves kernels least.
+Batch normalisation is folded into the convolution before it. In evaluation mode it is, channel by channel,
+y = g (z - m) / sqrt(v + eps) + b; with s = g / sqrt(v + eps) and z = W * x + c that is one convolution with kernels s W
+and bias b + s (c - m). Convolutions on maps of a few positions, whose kernels are larger than what they are convolved
+with, are done in the way that moves kernels least.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from protofed.models.layout import laid_out
 
 _ROUNDING = 1e-9
 _FEW_POSITIONS = 16
-"""Up to this many (4x4) a convolution of channels-last maps was measured to be slower than what `_OnFewPositions` does."""
+"""On maps up to 4x4 a convolution with channels last was measured to be slower than what stands in for it here."""
 
 
 @dataclass(frozen=True)
@@ -38,15 +38,15 @@ class Recipe:
 def find_recipe(stage: nn.Module, x: Tensor) -> Recipe:
     """How to make a stand-in for a stage, found by running it on `x`.
 
-    A batch normalisation is folded where it takes what a convolution gives. That nothing else takes it as well cannot be
-    seen, so the folded stage is compared with the stage itself, in float64; where they differ nothing is folded.
+    A batch normalisation is folded where it takes what a convolution gives. That nothing else takes it as well cannot
+    be seen, so the folded stage is compared with the stage itself, in float64; where they differ nothing is folded.
     """
     exact, x = deepcopy(stage).eval().double(), x.double()
     modules = dict(exact.named_modules())
     calls: list[tuple[str, Tensor, Tensor]] = []
 
     def watch(path: str) -> Callable[..., None]:
-        return lambda module, given, result: calls.append((path, given[0], result))
+        return lambda _, given, result: calls.append((path, given[0], result))
 
     watched = [path for path, module in modules.items() if isinstance(module, _BatchNorm | _ConvNd)]
     hooks = [modules[path].register_forward_hook(watch(path)) for path in watched]
@@ -85,7 +85,7 @@ def _is_plain(module: nn.Module) -> bool:
 
 
 class _OnFewPositions(nn.Module):
-    """A convolution of which the kernels stay as they are: of one position as a product of matrices, others not laid out."""
+    """A convolution on small maps: with kernels of one position a product of matrices, else in the standard layout."""
 
     def __init__(self, conv: nn.Conv2d) -> None:
         super().__init__()
