@@ -55,7 +55,7 @@ class Work:
         }
 
 
-QUICK = Work(image_size=64, pretraining=1, rounds=1, width=4)
+QUICK = Work(image_size=16, pretraining=1, rounds=1, width=4)
 
 
 @dataclass(frozen=True)

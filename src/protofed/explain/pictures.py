@@ -129,7 +129,7 @@ def matrix(values: Mapping[tuple[str, str], float | None], names: Sequence[str],
     draw = ImageDraw.Draw(sheet)
     draw.text((4, 2), title, fill=_INK, font=_font())
     for row, left in enumerate(names):
-        draw.text((4, _LINE + margin - 24 + row * cell + cell // 2), left[:14], fill=_INK, font=_font())
+        draw.text((4, _LINE + margin - 12 + row * cell), left[:14], fill=_INK, font=_font())
         draw.text((margin + row * cell + 4, _LINE + (row % 2) * _LINE + 8), left[:9], fill=_INK, font=_font())
         for column, right in enumerate(names):
             value = 1.0 if row == column else values.get((left, right), values.get((right, left)))

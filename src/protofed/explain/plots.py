@@ -107,5 +107,5 @@ def _mark(pyplot: Any, colour: str, marker: str, name: str) -> Any:
 
 def _save(figure: Any, path: Path) -> None:
     # Without a date in it the same figure is the same file.
-    figure.savefig(path, dpi=110, metadata={"Software": None})
+    figure.savefig(path, dpi=110, bbox_inches="tight", metadata={"Software": None})
     _pyplot().close(figure)
