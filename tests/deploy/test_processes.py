@@ -102,9 +102,7 @@ def test_a_site_killed_in_the_first_round(deployment: Any, tmp_path: Path) -> No
     assert federation.wait("server", SECONDS) == 0, federation.log("server")
     for name in DOMAINS:
         assert federation.wait(name, SECONDS) == 0, federation.log(name)
-    expected = reference(
-        federation, "slowly", rounds=3, plugin=[str(plugin)], set={"model.hidden": 32, "breaks": "on"}
-    )
+    expected = reference(federation, "slowly", rounds=3, plugin=[str(plugin)], set={"model.hidden": 32, "breaks": "on"})
     found = federation.results()
     left_out = [[(event["client"], event["event"]) for event in line.pop("events")] for line in found["rounds.jsonl"]]
     assert left_out == [[("optdigits-0", "left out")], [], []]
@@ -168,4 +166,5 @@ def test_a_revoked_site_is_shut_out(deployment: Any) -> None:
     assert federation.wait("server", SECONDS) == 0, federation.log("server")
     reasons = [event["reason"] for line in protofed.Run(federation.out).rounds for event in line["events"]]
     assert "it is no member of the federation any more" in reasons
-    assert federation.wait("optdigits", SECONDS) == 2
+    sent = [json.loads(line) for line in (federation.state("optdigits") / "sent.jsonl").read_text().splitlines()]
+    assert max(line["round"] or 0 for line in sent) < 4

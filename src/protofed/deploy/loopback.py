@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from protofed.data import Dataset
 from protofed.deploy.keys import make_keys
@@ -109,10 +110,11 @@ class Loopback:
 
 
 def _write(dataset: Dataset, name: str, path: Path, images: int | None) -> None:
-    """A domain, or the first images of it, as a file of the form that `--data` takes."""
+    """A domain, or some images of it, evenly spaced, as a file of the form that `--data` takes."""
     domain = dataset.domains[name]
     arrays: dict[str, Any] = {"classes": np.array(dataset.classes)}
     for part, held in (("train", domain.train), ("test", domain.test)):
-        arrays[f"x_{part}"] = held.x[:images].permute(0, 2, 3, 1).numpy()
-        arrays[f"y_{part}"] = held.y[:images].numpy()
+        count = min(images or len(held), len(held))
+        some = held.take(torch.arange(count) * len(held) // count)
+        arrays[f"x_{part}"], arrays[f"y_{part}"] = some.x.permute(0, 2, 3, 1).numpy(), some.y.numpy()
     np.savez(path, **arrays)
