@@ -71,7 +71,7 @@ def test_equals_with_participation_validation_and_memory(three: Federation) -> N
 
 
 def test_a_site_keeps_its_model_and_a_report(three: Federation) -> None:
-    run = three.run("conffedproto")
+    run = three.run("conffedproto", model="cnn", set={})
     (report_file,) = (three.folder / "state" / "a").glob("runs/*/report.json")
     report = json.loads(report_file.read_text())
     assert report["accuracy"] == run.rounds[-1]["accuracy"]["personal"]["a-0"]

@@ -116,7 +116,8 @@ class ClientSide:
     def examine(self, job: Evaluate, message: Message) -> tuple[Weights, Tensor, Tensor]:
         """The model that a client would use now, and what it predicts beside what is right."""
         net, samples, predicted = self._predicted(job, message)
-        return net.pick(), predicted, samples.y
+        # As files have it, however the kernels lie here.
+        return map_tensors(net.pick(), lambda tensor: tensor.cpu().contiguous()), predicted, samples.y
 
     def _evaluate(self, job: Evaluate, message: Message) -> Score:
         _, samples, predicted = self._predicted(job, message)

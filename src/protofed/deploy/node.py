@@ -4,6 +4,7 @@ Flower would start a new process for every message, with the code that comes wit
 messages. What is done with them is the protofed installed at the site, in one process that keeps model and images.
 """
 
+import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,8 @@ from protofed.deploy.link import runtime_client
 from protofed.deploy.programs import Program, Ready, flower_program, free_port, new_secret, wait_for
 from protofed.engines.grid import packed, unpacked
 from protofed.errors import UserError
+
+log = logging.getLogger("protofed")
 
 _START_SECONDS = 120.0
 _PAUSE = 0.1
@@ -66,7 +69,10 @@ class SiteNode:
                     time.sleep(_PAUSE)
                 else:
                     comebacks = 0
-                    self._do(token, answer)
+                    try:
+                        self._do(token, answer)
+                    except Exception as error:  # too late for the round, or the run was stopped: the next one counts
+                        log.warning("an answer did not get through (%s)", type(error).__name__)
             self._let_go()
         finally:
             client.close()

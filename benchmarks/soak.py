@@ -1,0 +1,166 @@
+"""A federation of real processes under fire: sites are killed at random, the server once; what does each round lose?
+
+python -m benchmarks.soak --sites 8 --rounds 20
+"""
+
+import argparse
+import os
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import protofed
+from benchmarks import RESULTS, report, table
+from protofed.data import Dataset, Domain, Images, load
+from protofed.deploy.loopback import Loopback
+
+_OPTIONS = ("--model", "mlp", "--set", "model.hidden=32", "--epochs", "2")
+_PER_SITE = 200
+_START_SECONDS = 600.0
+_PAUSE = 0.2
+
+
+def many_sites(sites: int) -> Dataset:
+    """Digits dealt out to so many sites, domain by domain."""
+    digits = load("digits")
+    sources = list(digits.domains.values())
+    domains = {}
+    for number in range(sites):
+        source = sources[number % len(sources)]
+        turn = number // len(sources)
+        parts = [_part(images, turn) for images in (source.train, source.test)]
+        domains[f"site{number:02d}"] = Domain(f"site{number:02d}", *parts)
+    return Dataset("digits", digits.classes, domains, digits.normalise)
+
+
+def _part(images: Images, turn: int) -> Images:
+    start = turn * _PER_SITE % max(len(images) - _PER_SITE, 1)
+    return images.take(torch.arange(start, min(start + _PER_SITE, len(images))))
+
+
+@dataclass
+class Torment:
+    """Kills sites now and then, and starts them again; kills the server once and resumes it."""
+
+    federation: Loopback
+    chance: random.Random
+    every: float
+    """Seconds between kills of sites, on average."""
+    rounds: int
+    timeout: float
+    deeds: list[tuple[int, str]] = field(default_factory=list)
+    """What was done while which round was under way."""
+    _down: dict[str, float] = field(default_factory=dict)
+
+    def run(self) -> None:
+        """Until the server is done."""
+        server_dies = self.rounds // 2
+        while self.federation.runs("server") or self.federation.rounds() < self.rounds:
+            time.sleep(_PAUSE)
+            done = self.federation.rounds()
+            if server_dies and done >= server_dies:
+                server_dies = 0
+                self.federation.kill("server")
+                self.deeds.append((done + 1, "server killed, resumed"))
+                self.federation.start_server("--resume", "--round-timeout", str(self.timeout), "--min-sites", "1")
+            elif not self.federation.runs("server") and done < self.rounds:
+                raise RuntimeError(f"the server has ended: {self.federation.log('server')[-2000:]}")
+            self._bring_back()
+            if 0 < done < self.rounds - 1 and self.chance.random() < _PAUSE / self.every:
+                self._kill_a_site(done)
+
+    def _kill_a_site(self, done: int) -> None:
+        alive = [name for name in self.federation.sites if self.federation.runs(name)]
+        if len(alive) < 2:
+            return
+        name = self.chance.choice(alive)
+        self.federation.kill(name)
+        self.deeds.append((done + 1, f"{name} killed"))
+        self._down[name] = time.monotonic() + self.chance.uniform(0, self.every)
+
+    def _bring_back(self) -> None:
+        for name, when in list(self._down.items()):
+            if time.monotonic() > when:
+                del self._down[name]
+                self.federation.start_site(name)
+
+
+@contextmanager
+def loopback(dataset: Dataset) -> Iterator[Loopback]:
+    """In a temporary folder."""
+    with tempfile.TemporaryDirectory(prefix="protofed-soak-") as folder:
+        federation = Loopback(Path(folder), dataset)
+        try:
+            yield federation
+        finally:
+            federation.end()
+
+
+def soak(sites: int, rounds: int, every: float, timeout: float, seed: int) -> str:
+    """The table of a tormented run."""
+    with loopback(many_sites(sites)) as federation:
+        limits = ["--round-timeout", str(timeout), "--wait", str(_START_SECONDS)]
+        federation.start_server("i2pfl", "--rounds", str(rounds), *limits, *_OPTIONS)
+        for name in federation.sites:
+            federation.start_site(name)
+        federation.wait_for_rounds(1, _START_SECONDS)
+        torment = Torment(federation, random.Random(seed), every, rounds, timeout)
+        torment.run()
+        run = protofed.Run(federation.out)
+        assert run.complete, federation.log("server")
+        return _told(run.rounds, torment.deeds)
+
+
+def _told(rounds: list[dict[str, Any]], deeds: list[tuple[int, str]]) -> str:
+    rows = []
+    for line in rounds:
+        lost = [event["client"].removesuffix("-0") for event in line["events"] if event["event"] == "left out"]
+        unseen = [event["client"].removesuffix("-0") for event in line["events"] if event["event"] == "not evaluated"]
+        reasons = sorted({event["reason"] for event in line["events"]})
+        done = [what for round, what in deeds if round == line["round"]]
+        rows.append(
+            [
+                line["round"],
+                f"{len(line['participants']) - len(lost)} of {len(line['participants'])}",
+                ", ".join(lost) or "-",
+                ", ".join(unseen) or "-",
+                "; ".join(reasons) or "-",
+                ", ".join(done) or "-",
+                f"{line['seconds']['total']:.1f}",
+            ]
+        )
+    heading = ["round", "uploads", "left out", "not evaluated", "reasons", "done to it", "seconds"]
+    kills = sum("site" in what for _, what in deeds)
+    return (
+        f"{table(heading, rows)}\n\n{kills} kills of sites, one of the server; all {len(rounds)} rounds are complete."
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sites", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--every", type=float, default=20.0, help="seconds between kills, on average")
+    parser.add_argument("--round-timeout", type=float, default=90.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--write", action="store_true", help="into benchmarks/results/soak.md")
+    given = parser.parse_args()
+    start, load_before = time.perf_counter(), os.getloadavg()[0]
+    body = soak(given.sites, given.rounds, given.every, given.round_timeout, given.seed)
+    command = f"python -m benchmarks.soak {' '.join(sys.argv[1:])}".strip()
+    text = report("A deployment under fire", command, body, time.perf_counter() - start, load_before)
+    print(text)
+    if given.write:
+        (RESULTS / "soak.md").write_text(text)
+
+
+if __name__ == "__main__":
+    main()
