@@ -75,9 +75,7 @@ class Point:
 
     def row(self) -> list[str]:
         """As the table has it."""
-        epsilon = (
-            "none" if self.epsilon is None else f"{self.epsilon:.3g}" if self.epsilon < 1000 else f"{self.epsilon:.0f}"
-        )
+        epsilon = "none" if self.epsilon is None else f"{self.epsilon:.{0 if self.epsilon >= 100 else 1}f}"
         each = ", ".join(f"{100 * value:.1f}" for value in self.accuracy)
         return [self.method, self.unit or "-", self.guard or "-", epsilon, f"{100 * self.mean:.1f}", each]
 
