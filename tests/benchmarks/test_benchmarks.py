@@ -1,22 +1,11 @@
 """The benchmarks run. What they measure is not tested: machines are noisy."""
 
-import importlib
 import math
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def benchmark(monkeypatch):
-    """A benchmark by name; they lie beside the tests, not in the package."""
-    monkeypatch.syspath_prepend(str(ROOT))
-    return lambda name: importlib.import_module(f"benchmarks.{name}")
 
 
 def finite(ratios):

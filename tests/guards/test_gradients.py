@@ -11,6 +11,7 @@ from protofed.guards import PrivateGradients, parse_guard
 from protofed.method import At, Plan, Step
 from protofed.models import Split, build_model
 from protofed.models.net import Net
+from protofed.records import ClassTable, PrototypeSet
 from protofed.registry import find_method, method_names
 
 CLASSES = 3
@@ -43,11 +44,12 @@ def standing(name: str, net: Net, make_at: Any) -> tuple[Any, Net, At]:
     at = make_at(classes=CLASSES, dim=8, clients={"a": 20, "b": 10}, image_shape=(1, 4, 4), round=1)
     server = method.server_state(net, replace(at, client=None))
     down = method.broadcast(server, at)
-    known = {
-        key: replace(value, rows=torch.randn_like(value.rows), count=torch.ones_like(value.count))
-        for key, value in vars(down).items()
-        if type(value).__name__ == "ClassTable"
+    rows, labels = torch.randn(CLASSES + 1, 8, dtype=torch.float64), torch.tensor([0, 1, 2, 0])
+    fillings = {
+        ClassTable: ClassTable(rows[:CLASSES], torch.ones(CLASSES, dtype=torch.float64)),
+        PrototypeSet: PrototypeSet(rows, labels, CLASSES),
     }
+    known = {key: fillings[type(value)] for key, value in vars(down).items() if type(value) in fillings}
     start = net.pick()
     for param in net.params().values():
         param.data += 0.1 * torch.randn_like(param)
@@ -64,7 +66,7 @@ def test_the_loss_of_a_batch_is_the_mean_over_its_samples(name: str, make_at) ->
         assert value(method, step, net, x, y, at).item() == pytest.approx(singles.mean().item(), rel=1e-9)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedprox", "moon", "scaffold", "conffedproto", "fedproc"])
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "moon", "scaffold", "conffedproto", "fedproc", "fpl", "copa"])
 def test_gradients_are_clipped_one_by_one(name: str, make_at) -> None:
     method, net, at = standing(name, plain_net(), make_at)
     at = replace(at, plan=Plan(epochs=(1, 1), batch=5))
