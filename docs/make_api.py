@@ -72,7 +72,7 @@ def _signature(thing: object) -> str:
         text = str(inspect.signature(thing))  # type: ignore[arg-type]
     except (TypeError, ValueError):
         return ""
-    text = re.sub(r"<factory>|<object object at \w+>", "...", text)
+    text = re.sub(r"<factory>|<object object at \w+>|<function \w+ at \w+>", "...", text)
     text = re.sub(r"\b(?:[a-z_]\w*\.)+(\w+)", r"\1", text)
     if inspect.isclass(thing):
         text = text.removesuffix(" -> None")

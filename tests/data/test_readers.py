@@ -432,7 +432,11 @@ def test_data_root_comes_first(tmp_path, monkeypatch):
     (tmp_path / "empty").mkdir()
     assert list(load("digits", data_root=tmp_path).domains) == ["usps"]
     assert list(load("pets", data_root=str(tmp_path)).domains) == ["a", "b"]
-    assert {info.name: info.domains for info in available(tmp_path)} == {"digits": ("usps",), "pets": ("a", "b")}
+    assert {info.name: info.domains for info in available(tmp_path)} == {
+        "digits": ("usps",),
+        "lesions": ("amber", "rose", "olive", "atlas"),
+        "pets": ("a", "b"),
+    }
     assert describe("pets", tmp_path).domains[0].train_per_class == (2, 2)
     refused("pest", "did you mean pets", data_root=tmp_path)
     monkeypatch.setenv("PROTOFED_DATA", str(tmp_path))

@@ -451,7 +451,8 @@ def test_medmnist(tmp_path):
     assert counts(path) == {"pathmnist": (25, 10)}
     assert path.classes[0] == "adipose"
     assert load("medmnist_breastmnist", data_root=tmp_path).image_shape == (1, 28, 28)
-    assert {info.name for info in available(tmp_path)} == {"digits", "medmnist_pathmnist", "medmnist_breastmnist"}
+    names = {info.name for info in available(tmp_path)}
+    assert names == {"digits", "lesions", "medmnist_pathmnist", "medmnist_breastmnist"}
     refused("medmnist_octmnist", tmp_path, "octmnist.npz")
     med(tmp_path / "medmnist/pathmnist.npz", test_labels=np.full((10, 1), 9))
     refused("medmnist_pathmnist", tmp_path, "labels run from 9 to 9, but there are 9 classes")
@@ -726,7 +727,7 @@ def test_available_names_originals(tmp_path):
     write_mnist(tmp_path / "mnist")
     (tmp_path / "cifar10").mkdir()
     infos = {info.name: info for info in available(tmp_path)}
-    assert set(infos) == {"digits", "pacs", "mnist"}
+    assert set(infos) == {"digits", "lesions", "pacs", "mnist"}
     assert infos["pacs"].domains == ("photo", "art_painting", "cartoon", "sketch")
     assert "original files" in infos["pacs"].description
     assert describe("mnist", tmp_path).domains[0].train == 20

@@ -6,6 +6,7 @@ from torch.nn import functional
 from protofed.experiments.assembly import assemble
 from protofed.experiments.options import make_options
 from protofed.methods.fedprox import FedProx
+from protofed.models import laid_out
 from protofed.registry import make_method
 from protofed.verbs import proximal
 
@@ -37,7 +38,7 @@ def test_one_client_without_penalty_is_local_sgd_bit_for_bit(make_data, tiny_run
     )
 
     setting = assemble(make_options({"method": "fedavg", "data": data, **options}), tmp_path / "none").setting
-    model = setting.model
+    model = laid_out(setting.model, setting.layout)
     for round in range(2):
         at = setting.at(round, "a-0")
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-5)

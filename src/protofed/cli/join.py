@@ -28,7 +28,10 @@ def join_command(
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="most rounds")] = DEFAULT_ROUNDS,
     as_json: Annotated[bool, typer.Option("--json", help="print the result as JSON, and nothing else")] = False,
 ) -> None:
-    """Train a newcomer against what the run would send it, until it is as good as those who took part."""
+    """Train a newcomer against what the run would send it, until it is as good as those who took part.
+
+    Example: protofed join my-run --data my-data --model lenet5 --out my-site
+    """
 
     def tell(step: Step) -> None:
         console().print(f"  round {step.round}  accuracy {percent(step.accuracy)} %  up {size(step.up)}")
