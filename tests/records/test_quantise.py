@@ -86,7 +86,9 @@ def test_a_grid_that_does_not_fit_is_refused(grid: list[float]) -> None:
 
 def test_the_sender_of_rubbish_is_named() -> None:
     sent = example()
-    with pytest.raises(BadMessage, match=r"site: field '[a-zA-Z/]+' cannot be read: its grid is for a tensor of another"):
+    with pytest.raises(
+        BadMessage, match=r"site: field '[a-zA-Z/]+' cannot be read: its grid is for a tensor of another"
+    ):
         decode(encode(sent, "site", quantiser(4)).blob, sent, "site", 8)
     with pytest.raises(BadMessage, match="site: "):
         decode(encode(sent, "site", quantiser(4)).blob, sent, "site")

@@ -139,10 +139,8 @@ class ClientSideRecipe:
         return ClientSide(assembly.setting, assembly.templates)
 
 
-def assemble(
-    options: Options, clients_folder: Path, dataset: Dataset | None = None, partition: Partition | None = None
-) -> Assembly:
-    """Load, deal out, build and rehearse; what is given takes the place of what would be loaded or dealt out."""
+def assemble(options: Options, clients_folder: Path, dataset: Dataset | None = None) -> Assembly:
+    """Load, deal out, build and rehearse. Where the images are elsewhere, `dataset` stands in for them."""
     method = _method(options)
     device = _device(options.device)
     data_settings, own_settings = _data_settings(options.settings_for("data"), options.data)
@@ -159,7 +157,7 @@ def assemble(
         normalise=normalise,
         options=own_settings,
     )
-    partition = partition or make_partition(
+    partition = make_partition(
         dataset,
         options.protocol,
         clients=options.clients,
@@ -173,12 +171,17 @@ def assemble(
     return _assembled(options, method, dataset, partition, clients_folder, augment, validation, device)
 
 
+def elsewhere(options: Mapping[str, Any]) -> Options:
+    """The options of a run that is opened again, maybe on another machine than it ran on."""
+    return make_options({**options, "weights": None, "device": "cpu", "engine": "loop"})
+
+
 def reassemble(config: Mapping[str, Any], folder: Path) -> Assembly:
     """The federation of a run folder as its run.json describes it, without its images: to use what came of it.
 
     Weights are the initial ones. Images are black, and as many of each class with each client as there were.
     """
-    options = make_options({**config["options"], "weights": None, "device": "cpu", "engine": "loop"})
+    options = elsewhere(config["options"])
     partition = Partition.load(folder / "partition.npz")
     dataset = _black_images(config, partition)
     method = _method(options)

@@ -9,17 +9,14 @@ from copy import deepcopy
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
 from protofed.clients import ClientStore, Setting, Sources, Templates
-from protofed.data import Dataset, Domain, Images, Normalise, Partition
 from protofed.errors import UserError, unknown_name
-from protofed.experiments.assembly import Assembly, assemble
-from protofed.experiments.options import Options, make_options
+from protofed.experiments.assembly import Assembly, assemble, elsewhere, reassemble
 from protofed.experiments.results import Run
 from protofed.federation import RunFolder
 from protofed.method import At, Method
@@ -91,8 +88,7 @@ class OpenRun:
         net, fresh = self._net(architecture), self.templates.clients[architecture]
         state = self._store.read(client, self._last, fresh) or fresh
         net.load(state.model)
-        held = torch.tensor(self.config["partition"]["clients"][client]["per_class"], dtype=self.setting.dtype)
-        return net, replace(self.setting.at(self._last, client), held=held, down=self._down, memory=state.memory)
+        return net, replace(self.setting.at(self._last, client), down=self._down, memory=state.memory)
 
     @property
     def has_global(self) -> bool:
@@ -150,13 +146,9 @@ class OpenRun:
 
     @cached_property
     def _assembly(self) -> Assembly:
-        # A run may be opened on another machine than it ran on.
-        options = make_options({**self.run.options, "weights": None, "device": "cpu", "engine": "loop"})
-        known = () if self._with_data else (blank_data(self.config, options), self._partition())
-        return assemble(options, self.run.path / "clients", *known)
-
-    def _partition(self) -> Partition:
-        return Partition.load(self.run.path / "partition.npz")
+        if not self._with_data:
+            return reassemble(self.config, self.run.path)
+        return assemble(elsewhere(self.run.options), self.run.path / "clients")
 
     def _refuse_unfinished(self, done: int | None) -> None:
         if done is None and not self.run.complete:
@@ -171,22 +163,6 @@ class OpenRun:
 def snapshots_of(path: str | Path) -> list[int]:
     """The rounds of which a run has kept snapshots."""
     return RunFolder(Path(path)).snapshots()
-
-
-def blank_data(config: dict[str, Any], options: Options) -> Dataset:
-    """A data set of the shape, classes and sizes of a run's, without its images."""
-    about = config["data"]
-
-    def black(count: int) -> Images:
-        # One black image, repeated without taking memory.
-        pixels = torch.zeros(1, *about["image_shape"], dtype=torch.uint8).expand(count, -1, -1, -1)
-        return Images(pixels, torch.zeros(count, dtype=torch.int64))
-
-    domains = {
-        name: Domain(name, black(sizes["train"]), black(sizes["test"])) for name, sizes in about["domains"].items()
-    }
-    normalise = Normalise(tuple(about["normalise"]["mean"]), tuple(about["normalise"]["std"]))
-    return Dataset(options.data, tuple(about["classes"]), domains, normalise)
 
 
 def batches(x: Tensor, size: int = 64) -> Iterator[Tensor]:
