@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from protofed.clients import FROZEN
 from protofed.engines import ENGINES
@@ -12,6 +12,10 @@ from protofed.method import Plan, epochs_in
 from protofed.models import LAYOUTS
 
 WholeNumber = Annotated[int, Field(ge=1)]
+
+
+_NAMES = {"engine": ENGINES, "layout": LAYOUTS, "frozen": FROZEN}
+"""Options that take one of these names."""
 
 
 class Options(BaseModel):
@@ -91,25 +95,12 @@ class Options(BaseModel):
     def _as_list(cls, value: object) -> object:
         return [value] if isinstance(value, str) else value
 
-    @field_validator("engine")
+    @field_validator(*_NAMES)
     @classmethod
-    def _known_engine(cls, value: str) -> str:
-        if value not in ENGINES:
-            raise unknown_name("engine", value, ENGINES)
-        return value
-
-    @field_validator("layout")
-    @classmethod
-    def _known_layout(cls, value: str) -> str:
-        if value not in LAYOUTS:
-            raise unknown_name("layout", value, LAYOUTS)
-        return value
-
-    @field_validator("frozen")
-    @classmethod
-    def _known_frozen(cls, value: str) -> str:
-        if value not in FROZEN:
-            raise unknown_name("way to compute what is frozen:", value, FROZEN)
+    def _known(cls, value: str, info: ValidationInfo) -> str:
+        names = _NAMES[str(info.field_name)]
+        if value not in names:
+            raise unknown_name(str(info.field_name), value, names)
         return value
 
     def settings_for(self, prefix: str) -> dict[str, str]:
