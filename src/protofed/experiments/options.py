@@ -123,17 +123,10 @@ class Options(BaseModel):
 
     @field_validator(*_NAMES)
     @classmethod
-<<<<<<< HEAD
     def _known_name(cls, value: str, info: ValidationInfo) -> str:
         name = str(info.field_name)
         if value not in _NAMES[name]:
             raise unknown_name(name, value, _NAMES[name])
-=======
-    def _known(cls, value: str, info: ValidationInfo) -> str:
-        names = _NAMES[str(info.field_name)]
-        if value not in names:
-            raise unknown_name(str(info.field_name), value, names)
->>>>>>> w-prefix
         return value
 
     def settings_for(self, prefix: str) -> dict[str, str]:
