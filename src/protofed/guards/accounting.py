@@ -114,19 +114,25 @@ def _epsilon(accountant: str, mechanisms: tuple[Mechanism, ...], delta: float) -
     used = [mechanism for mechanism in mechanisms if mechanism.steps]
     if not used:
         return 0.0
-    if accountant == "rdp":
-        from opacus.accountants.analysis.rdp import get_privacy_spent
+    with catch_warnings():
+        # A better order may lie beyond ours: the bound is loose then, not wrong. log(0) comes from a rate of 1.
+        simplefilter("ignore")
+        return _by_orders(used, delta) if accountant == "rdp" else _by_distributions(used, delta)
 
-        spent = np.sum([one.steps * _renyi(one.noise, one.rate) for one in used], axis=0)
-        with catch_warnings():
-            # That a better order may lie beyond ours makes the bound loose, not wrong.
-            simplefilter("ignore", UserWarning)
-            return float(get_privacy_spent(orders=list(_ORDERS), rdp=spent, delta=delta)[0])
+
+def _by_orders(used: list[Mechanism], delta: float) -> float:
+    from opacus.accountants.analysis.rdp import get_privacy_spent
+
+    spent = np.sum([one.steps * _renyi(one.noise, one.rate) for one in used], axis=0)
+    return float(get_privacy_spent(orders=list(_ORDERS), rdp=spent, delta=delta)[0])
+
+
+def _by_distributions(used: list[Mechanism], delta: float) -> float:
     from opacus.accountants import PRVAccountant
 
-    prv = PRVAccountant()
-    prv.history = [(one.noise, one.rate, one.steps) for one in used]
-    return float(prv.get_epsilon(delta))
+    accountant = PRVAccountant()
+    accountant.history = [(one.noise, one.rate, one.steps) for one in used]
+    return float(accountant.get_epsilon(delta))
 
 
 @lru_cache(maxsize=4096)

@@ -177,7 +177,7 @@ def _unpacked(tensors: dict[str, Tensor], bits: int, sender: str) -> dict[str, T
     """Quantised tensors by the names and in the types they had; all others as they are."""
     grids = {name.removesuffix(GRID): tensor for name, tensor in tensors.items() if name.endswith(GRID)}
     plain = {name: tensor for name, tensor in tensors.items() if not name.endswith(GRID)}
-    for name, grid in grids.items():
+    for name, grid in sorted(grids.items()):
         if name not in plain:
             raise BadMessage(f"{sender}: field {name!r} is missing")
         try:
