@@ -145,7 +145,7 @@ def test_curves_grow_in_the_browser(tiny_data: str, tmp_path: Path) -> None:
             done = "+document.querySelector('progress').value"
             first = tab.run(done)
             tab.until(f"{done} > {first}")
-            tab.until("document.querySelector('[data-chart=curves] .line')")
+            tab.until("!!document.querySelector('[data-chart=curves] .line')")
             assert tab.complaints() == []
             assert all(address.startswith(server.address) for address in tab.requests())
             tab.run("document.getElementById('stop').click()")
