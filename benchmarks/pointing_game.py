@@ -43,11 +43,9 @@ class Work:
 
     @property
     def options(self) -> dict[str, object]:
-        # The standard layout: torch 2.13 corrupts memory in strided 1x1 convolutions of 8 channels that lie last.
         return {
             "model": "resnet10",
             "image_size": self.image_size,
-            "layout": "standard",
             "engine": "loop",
             "optimizer": "adam",
             "lr": 0.003,

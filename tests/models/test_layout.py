@@ -6,9 +6,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from protofed.errors import UserError
 from protofed.models import build_model, choose_layout, laid_out
 
-OPTIONS: dict[str, Any] = {"model": "resnet10", "set": {"model.width": 4}, "rounds": 2}
+OPTIONS: dict[str, Any] = {"model": "resnet10", "set": {"model.width": 16}, "rounds": 2}
 
 
 def models_of(tiny_run: Any, **options: Any) -> list[dict[str, torch.Tensor]]:
@@ -58,6 +59,14 @@ def test_the_layout_is_written_down(tiny_run: Any) -> None:
 def test_what_auto_chooses(names: list[str], dtype: torch.dtype, expected: str) -> None:
     models = [build_model(name, (3, 32, 32), 4, {}) for name in names]
     assert choose_layout("auto", models, dtype) == expected
+
+
+def test_narrow_strided_convolutions_stay_as_they_are() -> None:
+    """torch writes beyond the memory of their gradients when channels lie last."""
+    narrow = [build_model("resnet10", (3, 32, 32), 4, {"width": 8})]
+    assert choose_layout("auto", narrow, torch.float32) == "standard"
+    with pytest.raises(UserError, match="corrupts memory"):
+        choose_layout("channels-last", narrow, torch.float32)
     assert choose_layout("standard", models, dtype) == "standard"
     assert choose_layout("channels-last", models, dtype) == "channels-last"
 

@@ -6,9 +6,13 @@ from typing import TypeVar
 import torch
 from torch import nn
 
+from protofed.errors import UserError
+
 LAYOUTS = ("auto", "standard", "channels-last")
 
 M = TypeVar("M", bound=nn.Module)
+
+_ENOUGH_CHANNELS = 16
 
 _FORMATS = {"standard": torch.contiguous_format, "channels-last": torch.channels_last}
 
@@ -18,10 +22,22 @@ def choose_layout(name: str, models: Iterable[nn.Module], dtype: torch.dtype) ->
 
     It depends on nothing that differs between machines or runs, so that the same command gives the same bits.
     """
+    convolutions = [[part for part in model.modules() if isinstance(part, nn.Conv2d)] for model in models]
+    broken = any(_breaks_channels_last(part) for found in convolutions for part in found)
+    if name == "channels-last" and broken:
+        raise UserError(
+            "layout=channels-last: on a CPU, torch corrupts memory in strided 1x1 convolutions of fewer than "
+            f"{_ENOUGH_CHANNELS} channels that lie last, and this model has one; use --layout auto, or a wider model"
+        )
     if name != "auto":
         return name
-    convolves = all(any(isinstance(part, nn.Conv2d) for part in model.modules()) for model in models)
-    return "channels-last" if convolves and dtype == torch.float32 else "standard"
+    return "channels-last" if all(convolutions) and not broken and dtype == torch.float32 else "standard"
+
+
+def _breaks_channels_last(convolution: nn.Conv2d) -> bool:
+    """Seen with torch 2.13: the gradient of its kernels, with 4 and 8 channels, is written beyond its memory."""
+    strided = max(convolution.stride) > 1 and convolution.kernel_size == (1, 1)
+    return strided and convolution.in_channels < _ENOUGH_CHANNELS
 
 
 def laid_out(model: M, layout: str) -> M:
