@@ -305,7 +305,7 @@ def test_features_inside_the_prefix_come_from_the_images(ready: Callable[..., As
 
 
 def test_what_is_kept_lies_as_the_network_left_it(ready: Callable[..., Assembly]) -> None:
-    setting = ready("fedadapter").setting
+    setting = ready("fedadapter", weights=None, set={"model.width": 16}).setting
     assert setting.layout == "channels-last"
     net, samples = Net(setting.model), setting.samples("b-0")
     FrozenStages(setting, 0, feature_store(setting)).serve(net, {SampleSet("train", "b-0"): samples})

@@ -115,30 +115,38 @@ class ClientSide:
 
     def examine(self, job: Evaluate, message: Message) -> tuple[Weights, Tensor, Tensor]:
         """The model that a client would use now, and what it predicts beside what is right."""
-        net, samples, predicted = self._predicted(job, message)
+        net, predicted, right = self._predicted(job, message)
         # As files have it, however the kernels lie here.
-        return map_tensors(net.pick(), lambda tensor: tensor.cpu().contiguous()), predicted, samples.y
+        return map_tensors(net.pick(), lambda tensor: tensor.cpu().contiguous()), predicted, right
 
     def _evaluate(self, job: Evaluate, message: Message) -> Score:
-        _, samples, predicted = self._predicted(job, message)
-        correct = predicted == samples.y
+        _, predicted, right = self._predicted(job, message)
+        correct = predicted == right
         if job.domain is not None:
             return Score(int(correct.sum()), len(correct))
         sizes = [self._setting.test_size(client, job.validates) for client in (str(job.client), *job.alike)]
         parts = tuple(Score(int(own.sum()), len(own)) for own in torch.split(correct, sizes))
         return Score(sum(part.correct for part in parts), len(correct), parts)
 
-    def _predicted(self, job: Evaluate, message: Message) -> tuple[Net, ClientSamples, Tensor]:
+    def _predicted(self, job: Evaluate, message: Message) -> tuple[Net, Tensor, Tensor]:
+        """The model, what it predicts, and what is right."""
         if job.client is None:
             net, at = self._enter_server(job.round, message)
         else:
             down = self._open(message, self._templates.down, f"broadcast to {job.client}")
             net, state = self._enter(job.client, job.round, None if job.view == "local" else down)
             at = replace(self._setting.at(job.round, job.client), down=down, memory=state.memory)
+        # Features are kept for each client's own test set.
+        alone = [replace(job, client=client, alike=()) for client in (job.client, *job.alike)]
+        tests = alone if self._frozen else [job]
+        predicted, right = zip(*(self._looked_through(net, test, at) for test in tests), strict=True)
+        return net, torch.cat(predicted), torch.cat(right)
+
+    def _looked_through(self, net: Net, job: Evaluate, at: At) -> tuple[Tensor, Tensor]:
+        """What the net predicts on the test samples of a job, and what is right."""
         samples = self._setting.test_samples(job.domain, job.client, job.validates, job.alike)
-        # Features are kept for the test set of one client.
-        self._look_at(net, {} if job.alike else {_tested_on(job): samples}, job.client)
-        return net, samples, self._probabilities(net, samples.batches(), at).argmax(1)
+        self._look_at(net, {_tested_on(job): samples}, job.client)
+        return self._probabilities(net, samples.batches(), at).argmax(1), samples.y
 
     def _project(self, job: Project, message: Message) -> Projected:
         """On the client's model as its training left it; nothing but the two scores leaves the client."""
