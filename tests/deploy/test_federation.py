@@ -133,6 +133,20 @@ def test_a_site_that_answers_late_is_as_if_it_had_not(three: Federation) -> None
     as_if_left_out(three, three.run("i2pfl", rounds=3))
 
 
+def test_a_site_that_dies_while_it_answers_holds_nobody_up(three: Federation) -> None:
+    """Flower would wait for the rest of its answer for hours."""
+
+    def dies(envelope: bytes, site: Any) -> bytes | None:
+        stuck = three.grid.stuck
+        (stuck.add if is_training(envelope, 1) else stuck.discard)(three.node("b"))
+        return site(envelope)
+
+    three.between("b", dies)
+    run = three.run("i2pfl", rounds=3, patience=Patience(round_timeout=2.0, wait=1.0))
+    assert run.rounds[1]["events"][0]["reason"] == "it did not answer within 2 s"
+    as_if_left_out(three, run)
+
+
 def test_a_site_that_is_killed_and_restarted_has_its_memory(three: Federation) -> None:
     def dies(envelope: bytes, _site: Any) -> bytes | None:
         three.sites["b"] = three.site("b")  # nothing of the old process is left

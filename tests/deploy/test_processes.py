@@ -104,11 +104,12 @@ def test_a_site_killed_in_the_first_round(deployment: Any, tmp_path: Path) -> No
         assert federation.wait(name, SECONDS) == 0, federation.log(name)
     expected = reference(federation, "slowly", rounds=3, plugin=[str(plugin)], set={"model.hidden": 32, "breaks": "on"})
     found = federation.results()
-    left_out = [[(event["client"], event["event"]) for event in line.pop("events")] for line in found["rounds.jsonl"]]
-    assert left_out == [[("optdigits-0", "left out")], [], []]
-    for line in expected["rounds.jsonl"]:
-        del line["events"]
-    assert found["rounds.jsonl"] == expected["rounds.jsonl"]
+    lines, wanted = found.pop("rounds.jsonl"), expected.pop("rounds.jsonl")
+    left_out = [[event["client"] for event in line["events"] if event["event"] == "left out"] for line in lines]
+    assert left_out == [["optdigits-0"], [], []]
+    for line in (lines[0], wanted[0]):  # reasons differ, and whether it was back in time to be evaluated is chance
+        del line["events"], line["accuracy"]
+    assert lines == wanted
     assert [name for name in expected if found[name] != expected[name]] == []
 
 

@@ -24,6 +24,8 @@ _COMEBACKS = 3
 """How often a node that ended is started again before its end is taken for an answer."""
 _COMEBACK_PAUSE = 5.0
 
+_SENT = "Sent successfully"
+_LAST_ANSWER_SECONDS = 60.0
 _NOT_ACTIVATED = "Failed to activate SuperNode"
 """What Flower says where a key is not registered."""
 
@@ -37,12 +39,14 @@ class SiteNode:
     def __init__(self, keys: SiteKeys, state: Path) -> None:
         self._keys = keys
         self._address = ""
+        self._answers = 0
         self._state = state
         self._program: Program | None = None
 
     def start(self) -> None:
         """Start the SuperNode; it tries to reach the server until it does."""
         port = free_port()
+        self._answers = 0
         self._address = f"127.0.0.1:{port}"
         self._secret = new_secret(self._state / "secret")
         command = flower_program("flower-supernode")
@@ -127,14 +131,14 @@ class SiteNode:
             reply = Message(packed(answer(unpacked(message, "server"))), reply_to=message)
             push_message(client, reply, context)
             push_task_output(client, context, "completed", "")
+            self._answers += 1
         finally:
             heart.stop()
             client.close()
 
     def _let_go(self) -> None:
-        """Give the node time to send the last answer before it is ended."""
-        time.sleep(2 * _LAST_ANSWER)
-
-
-_LAST_ANSWER = 1.0
-"""The node looks for answers every half second."""
+        """Wait until the node has sent the last answer, or has had time enough."""
+        assert self._program is not None
+        deadline = time.monotonic() + _LAST_ANSWER_SECONDS
+        while self._program.said(_SENT) < self._answers and time.monotonic() < deadline:
+            time.sleep(_PAUSE)

@@ -26,6 +26,7 @@ class Program:
         home.mkdir(parents=True, exist_ok=True)
         self._log = log
         with log.open("ab") as out:
+            self._begin = out.tell()
             # Its own session, so that Ctrl-C reaches us first and we end it when we are done.
             self._process = subprocess.Popen(
                 command,
@@ -51,6 +52,12 @@ class Program:
         """The end of its log, in one line."""
         lines = [line.strip() for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
         return " | ".join(lines[-_LAST_LINES:])
+
+    def said(self, words: str) -> int:
+        """How often it has said something since it was started."""
+        with self._log.open("rb") as file:
+            file.seek(self._begin)
+            return file.read().count(words.encode())
 
     def end(self) -> None:
         """End it, gently first."""

@@ -286,12 +286,14 @@ class _Server:
         return assembly
 
     def _begin(self, sites: Sequence[str]) -> None:
-        """Every site has a look at the terms; who refuses says why."""
+        """Every site has a look at the terms; who refuses says why. Who is silent learns them with its first job."""
         question = Question("begin", self._engine.terms)
         refusals = []
         for name, reply in self._engine.ask(dict.fromkeys(sites, question), self._patience.round_timeout):
-            problem = reply.reason if isinstance(reply, Failed) else _refusal(reply, name)
-            if problem is not None:
+            problem = None if isinstance(reply, Failed) else _refusal(reply, name)
+            if isinstance(reply, Failed):
+                log.warning("%s has not answered yet: %s", name, reply.reason)
+            elif problem is not None:
                 refusals.append(f"{name}: {problem}")
         if len(sites) - len(refusals) < (self._patience.min_sites or len(sites)):
             raise UserError(f"the run does not begin; {'; '.join(refusals)}")

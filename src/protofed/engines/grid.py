@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
+from queue import Empty, Queue
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
 from protofed.clients import Failed
@@ -25,8 +27,13 @@ _ENVIRONMENT = {
 """Nobody is told that Flower runs here, and nothing is installed behind the user's back."""
 
 _RECORD, _ARRAY = "protofed", "envelope"
+_EXPIRED = (3, 4)
+"""Flower's codes for a message or a reply that has outlived its time, or never came to an end."""
 _NODE_GONE = 5
 """Flower's code for a node whose heartbeats have ended."""
+_POLLERS = 8
+"""With more waiting than so many, each asks less often."""
+_GRACE = 0.05
 
 
 def prepare_flower() -> None:
@@ -85,21 +92,58 @@ def exchange(
             waiting[sent[0]] = position
         else:
             yield position, Failed("it is not connected")
-    deadline = None if timeout is None else time.monotonic() + timeout
+    if timeout is None:
+        yield from _pulled(grid, waiting, pause)
+    else:
+        yield from _pulled_in_time(grid, waiting, pause, timeout)
+
+
+def _pulled(grid: "Grid", waiting: dict[str, int], pause: float) -> Iterator[tuple[int, bytes | Failed]]:
     while waiting:
         for reply in grid.pull_messages(list(waiting)):
-            position = waiting.pop(reply.metadata.reply_to_message_id)
-            yield position, _content(reply)
-        if deadline is not None and time.monotonic() > deadline:
-            break
+            yield waiting.pop(reply.metadata.reply_to_message_id), _content(reply)
         if waiting:
             time.sleep(pause)
-    for position in waiting.values():
-        yield position, Failed(f"it did not answer within {timeout:g} s")
+
+
+def _pulled_in_time(
+    grid: "Grid", waiting: dict[str, int], pause: float, timeout: float
+) -> Iterator[tuple[int, bytes | Failed]]:
+    """One thread for each reply: Flower waits for hours for the rest of one whose sender died while sending it."""
+    come: Queue[tuple[int, bytes | Failed]] = Queue()
+    over = Event()
+
+    def wait_for(identity: str, position: int) -> None:
+        while not over.is_set():
+            try:
+                replies = list(grid.pull_messages([identity]))
+            except Exception as error:
+                come.put((position, Failed(f"its answer cannot be fetched ({type(error).__name__})")))
+                return
+            if replies:
+                come.put((position, _content(replies[0])))
+                return
+            over.wait(pause * max(1.0, len(waiting) / _POLLERS))
+
+    for identity, position in waiting.items():
+        Thread(target=wait_for, args=(identity, position), daemon=True).start()
+    missing, deadline = set(waiting.values()), time.monotonic() + timeout
+    try:
+        while missing:
+            position, answer = come.get(timeout=max(deadline - time.monotonic(), 0.0) + _GRACE)
+            missing.discard(position)
+            yield position, answer
+    except Empty:
+        for position in sorted(missing):
+            yield position, Failed(f"it did not answer within {timeout:g} s")
+    finally:
+        over.set()
 
 
 def _content(reply: "Message") -> bytes | Failed:
     if reply.has_error():
+        if reply.error.code in _EXPIRED:
+            return Failed("its answer did not come in time, or was cut off")
         if reply.error.code == _NODE_GONE:
             return Failed("its node is gone: no heartbeat has come for a while")
         return Failed(f"its node reports error {reply.error.code}: {reply.error.reason}")
