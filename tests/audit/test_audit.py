@@ -11,6 +11,7 @@ from protofed.audit.extractor import make_extractor
 from protofed.audit.inception import Inception
 from protofed.audit.membership import Auc, auc, mean_auc, nearness
 from protofed.audit.verdicts import of_features, of_membership, of_prototypes
+from protofed.audit.victim import SENT_MODEL
 from protofed.cli import main
 from protofed.errors import UserError
 from protofed.experiments.audit import audit
@@ -40,6 +41,11 @@ def test_a_decoder_of_the_image_itself_finds_it_again_and_one_of_noise_does_not(
     noise = torch.randn(40, 8)
     blind = rebuilt(train_decoder(noise[:30], seen, effort, 0, "a"), noise[30:])
     assert float((honest - unseen).square().mean()) < 0.2 * float((blind - unseen).square().mean())
+
+
+def test_messages_of_a_quantising_guard_can_be_read(tiny_run):
+    run = tiny_run("fedproto_avg", keep_messages=True, guard="quantise=8")
+    assert audit(run.path, steps=5, clients="a-0")["model"] == SENT_MODEL
 
 
 def test_the_same_seed_trains_the_same_decoder(images):

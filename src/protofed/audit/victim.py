@@ -103,7 +103,7 @@ def make_victim(setting: Setting, templates: Templates, folder: RunFolder, clien
     state = _state(folder, client, setting.plan.rounds, fresh)
     net = Net(deepcopy(setting.models[architecture]))
     net.load(state.model)
-    upload = _last_upload(folder, templates, client)
+    upload = _last_upload(folder, templates.upload, client, setting.guard.quantise)
     source = GRANTED_MODEL
     # A method that says itself how to read a model out of an upload sends changes or parts of one.
     plain = type(setting.method).client_weights is Method.client_weights
@@ -138,11 +138,11 @@ def _state(folder: RunFolder, client: str, round: int, fresh: ClientState) -> Cl
     return state
 
 
-def _last_upload(folder: RunFolder, templates: Templates, client: str) -> Any:
+def _last_upload(folder: RunFolder, like: Record, client: str, bits: int | None) -> Any:
     """The newest message that can be read; a refused one never entered the model."""
     for blob in folder.kept_messages(client):
         try:
-            return decode(blob, templates.upload, client)
+            return decode(blob, like, client, bits)
         except BadMessage:
             continue
     return None
