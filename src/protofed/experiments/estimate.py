@@ -19,6 +19,7 @@ from protofed.experiments.assembly import Assembly
 from protofed.experiments.fixtures import fixture, trial_batch
 from protofed.experiments.published import Preset, Row, Scale
 from protofed.experiments.traffic import traffic
+from protofed.guards import UNGUARDED
 from protofed.memory import available, refuse_beyond_memory
 from protofed.records import encode
 
@@ -98,13 +99,15 @@ def _one_batch(assembly: Assembly) -> _Trial:
     """A client of the federation trains on one batch; the folder of its clients is written to."""
     batch = trial_batch(assembly.setting.dataset.image_shape, assembly.setting.plan.batch)
     plan = replace(assembly.setting.plan, epochs=(1,) * assembly.setting.plan.rounds, unit="steps", batch=batch)
-    setting: Setting = replace(assembly.setting, plan=plan)
+    # Nothing is kept for later epochs, which a trial does not have.
+    setting: Setting = replace(assembly.setting, plan=plan, frozen=())
     client = setting.partition.clients[0]
     message = encode(setting.method.broadcast(assembly.templates.server, setting.at(0, client)), "server")
     saved = _Saved()
     # The first time counts what is kept and warms up; the second is timed, in CPU time, which other work hardly moves.
+    # Gradients of single samples, which a guard may take, cannot be watched.
     with torch.autograd.graph.saved_tensors_hooks(saved.keep, lambda tensor: tensor):
-        _trained(setting, assembly.templates, client, message)
+        _trained(replace(setting, guard=UNGUARDED), assembly.templates, client, message)
     start = time.process_time()
     result = _trained(setting, assembly.templates, client, message)
     seconds = time.process_time() - start
