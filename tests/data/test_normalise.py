@@ -43,3 +43,8 @@ def test_defaults_and_mistakes():
     assert Normalise.default(1) == Normalise.named("mnist", 1)
     with pytest.raises(UserError, match="did you mean imagenet"):
         Normalise.named("imagenets", 3)
+
+
+def test_the_result_lies_in_memory_in_one_way():
+    pixels = torch.zeros(2, 3, 4, 4, dtype=torch.uint8).contiguous(memory_format=torch.channels_last)
+    assert Normalise.default(3)(pixels).is_contiguous()
