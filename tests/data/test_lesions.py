@@ -1,12 +1,12 @@
 import numpy as np
 
 from protofed.data import load
-from protofed.data.lesions import SIDE, SITES, lesion_places, load_lesions
+from protofed.data.lesions import DOMAINS, SIDE, lesion_places, load_lesions
 
 
 def test_lesions_are_where_they_are_said_to_be() -> None:
     """Around the middle of a lesion it is brighter than around the same place of the disc's mirror image."""
-    for site in SITES:
+    for site in DOMAINS:
         test, places = load_lesions().domains[site].test, lesion_places(site)
         assert np.isnan(places[test.y.numpy() == 0]).all()
         brighter = 0

@@ -283,4 +283,4 @@ def _summary(domain: Domain, classes: int) -> DomainSummary:
 
 
 register_data("digits", digits.load_digits, digits.DESCRIPTION, domains=digits.DOMAINS, licence=digits.LICENCE)
-register_data("lesions", lesions.load_lesions, lesions.DESCRIPTION, domains=tuple(lesions.SITES), licence="as protofed")
+register_data("lesions", lesions.load_lesions, lesions.DESCRIPTION, domains=lesions.DOMAINS, licence="as protofed")

@@ -37,16 +37,23 @@ def _norm(kind: Literal["batch", "group"], channels: int) -> nn.Module:
     return nn.GroupNorm(gcd(channels, _GROUPS), channels)
 
 
+Local = Annotated[
+    bool, Field(description="second convolutions of 1x1: a position sees less of the image, so maps are sharper")
+]
+
+
 class BasicBlock(nn.Module):
     """Two 3x3 convolutions around a shortcut."""
 
     expansion = 1
+    second = 3
+    """Side of the second convolution."""
 
     def __init__(self, inputs: int, width: int, stride: int, norm: Literal["batch", "group"]) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(inputs, width, 3, stride, padding=1, bias=False)
         self.bn1 = _norm(norm, width)
-        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.conv2 = nn.Conv2d(width, width, self.second, padding=self.second // 2, bias=False)
         self.bn2 = _norm(norm, width)
         self.downsample = _shortcut(inputs, width, stride, norm)
 
@@ -55,6 +62,15 @@ class BasicBlock(nn.Module):
         h = functional.relu(self.bn1(self.conv1(x)))
         h = self.bn2(self.conv2(h))
         return functional.relu(h + self.downsample(x))
+
+
+class LocalBlock(BasicBlock):
+    """The same with a 1x1 convolution in second place, as in networks of local features (Brendel, Bethge, ICLR 2019).
+
+    A position of the last stage of a ResNet-10 sees 19 pixels of the image instead of 49.
+    """
+
+    second = 1
 
 
 class Bottleneck(nn.Module):
@@ -90,9 +106,11 @@ def resnet10(
     stem: Stem = "cifar",
     stem_maxpool: StemMaxpool = None,
     norm: Norm = "batch",
+    local: Local = False,
 ) -> Split:
     """ResNet-10: one basic block in each stage."""
-    return _resnet(BasicBlock, (1, 1, 1, 1), image_shape, classes, width, stem, stem_maxpool, norm)
+    block = LocalBlock if local else BasicBlock
+    return _resnet(block, (1, 1, 1, 1), image_shape, classes, width, stem, stem_maxpool, norm)
 
 
 @register_model("resnet18", description="ResNet-18 of basic blocks, features of length 8 x width")
@@ -104,9 +122,11 @@ def resnet18(
     stem: Stem = "cifar",
     stem_maxpool: StemMaxpool = None,
     norm: Norm = "batch",
+    local: Local = False,
 ) -> Split:
     """ResNet-18: two basic blocks in each stage."""
-    return _resnet(BasicBlock, (2, 2, 2, 2), image_shape, classes, width, stem, stem_maxpool, norm)
+    block = LocalBlock if local else BasicBlock
+    return _resnet(block, (2, 2, 2, 2), image_shape, classes, width, stem, stem_maxpool, norm)
 
 
 @register_model("resnet50", description="ResNet-50 of bottleneck blocks, features of length 32 x width")
