@@ -83,7 +83,8 @@ def test_stopping_leaves_a_run_that_goes_on(tiny_data: str, tmp_path: Path) -> N
 
     class Once:
         def round_end(self, _run: protofed.Run, record: dict[str, object]) -> None:
-            assert record["round"] == done + 1
+            # A round stopped between its line and its checkpoint is done again.
+            assert record["round"] in (done, done + 1)
             raise Enough
 
     with pytest.raises(Enough):
