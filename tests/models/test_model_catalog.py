@@ -3,6 +3,7 @@ from collections.abc import Callable
 from typing import Annotated, Literal
 
 import pytest
+import torch
 from pydantic import Field
 from torch import nn
 
@@ -124,3 +125,14 @@ def test_builder_must_return_a_split() -> None:
     register_model("bare", description="")(lambda _, classes: nn.Linear(1, classes))  # type: ignore[type-var]
     with pytest.raises(UserError, match="model 'bare' was built as a Linear; its builder must return a Split"):
         build_model("bare", (1, 2, 2), 3)
+
+
+def test_positions_of_a_local_network_see_19_pixels_instead_of_49() -> None:
+    for local, seen in ((False, 49), (True, 19)):
+        torch.manual_seed(0)
+        model = build_model("resnet10", (1, 64, 64), 2, {"width": 4, "local": local}).eval()
+        image = torch.rand(1, 1, 64, 64, requires_grad=True)
+        model.features(image, "layer4")[0, :, 4, 4].sum().backward()
+        assert image.grad is not None
+        rows = image.grad[0, 0].abs().sum(1).nonzero()[:, 0]
+        assert int(rows[-1] - rows[0]) + 1 == seen
