@@ -41,6 +41,7 @@ class Workload:
     samples: int
     epochs: int = 1
     batch: int = 32
+    lr: float = 1e-3
     settings: dict[str, object] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -72,7 +73,7 @@ def federation(method: str, work: Workload, rounds: int, workers: int = 0, **opt
         "rounds": 2,
         "epochs": work.epochs,
         "batch": work.batch,
-        "lr": 1e-3,
+        "lr": work.lr,
         "engine": "workers" if workers else "loop",
         "workers": workers or None,
         **options,

@@ -47,12 +47,12 @@ class BareLoop:
         """The next rounds."""
         for _ in range(rounds):
             total = sum(len(y) for _, y in self._data.values())
-            mean = {name: torch.zeros_like(tensor) for name, tensor in self.weights.items()}
+            mean = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in self.weights.items()}
             for client, (x, y) in self._data.items():
                 self._train(x, y, generator(self._seed, "order", self._round, client))
                 for name, tensor in self._state().items():
                     mean[name].add_(tensor, alpha=len(y) / total)
-            self.weights = mean
+            self.weights = {name: tensor.to(self.weights[name].dtype) for name, tensor in mean.items()}
             self._round += 1
 
     def _state(self) -> dict[str, Tensor]:

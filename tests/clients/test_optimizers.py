@@ -152,3 +152,14 @@ def test_cosine_changes_a_run(tiny_run: Callable[..., Any]) -> None:
     plain, cosine = tiny_run("fedavg"), tiny_run("fedavg", schedule="cosine")
     assert plain.rounds[0]["train_loss"] == cosine.rounds[0]["train_loss"]
     assert (plain.path / "model.safetensors").read_bytes() != (cosine.path / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_a_gradient_may_lie_otherwise_than_its_parameter(layout: torch.memory_format) -> None:
+    """Expanded, transposed or channels last: what counts is which number belongs to which weight."""
+    weight = torch.randn(3, 4, 2, 2, dtype=torch.float64).to(memory_format=layout).requires_grad_()
+    start, by = weight.detach().clone(), torch.randn(4, 3, 2, 2, dtype=torch.float64)
+    optimizer = Sgd({"weight": weight}, Plan(epochs=(1,), momentum=0.0, weight_decay=0.0), Step(), 0.1)
+    optimizer.follow([by.transpose(0, 1)])
+    optimizer.follow([torch.ones(1, dtype=torch.float64).expand(3, 4, 2, 2)])
+    torch.testing.assert_close(weight.detach(), start - 0.1 * by.transpose(0, 1) - 0.1)
