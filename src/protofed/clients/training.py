@@ -196,6 +196,5 @@ def set_modes(method: Method, net: Net) -> None:
         param.requires_grad_(name in trained)
     net.model.train()
     frozen = net.names(normalisation) - trained
-    for path, module in net.model.named_modules():
-        if any(f"{path}.{name}" in frozen for name, _ in module.named_parameters(recurse=False)):
-            module.eval()
+    for path in {name.rpartition(".")[0] for name in frozen}:
+        net.model.get_submodule(path).eval()

@@ -135,17 +135,7 @@ class Dataset:
 
     def take_train(self, indices: Indices) -> Images:
         """Training images by their place in the pooled training set, in that order; the rest is not touched."""
-        chosen = torch.as_tensor(indices, dtype=torch.int64)
-        parts: list[Images] = []
-        places: list[Tensor] = []
-        for name, where in self.offsets.items():
-            here = ((chosen >= where.start) & (chosen < where.stop)).nonzero()[:, 0]
-            parts.append(self.domains[name].train.take(chosen[here] - where.start))
-            places.append(here)
-        together = Images(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))
-        place = torch.cat(places)
-        # Partitions are sorted, so there is mostly nothing to put in order.
-        return together if bool((place.diff() > 0).all()) else together.take(place.argsort())
+        return self.pooled_train().take(indices)
 
     def pooled_labels(self) -> Tensor:
         """The labels of the pooled training set."""

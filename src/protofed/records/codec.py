@@ -5,10 +5,11 @@ so a damaged message is refused and never half-used. The number of bytes reporte
 """
 
 import json
+import math
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any, TypeVar
 
@@ -96,7 +97,7 @@ def decode(blob: bytes, like: R, sender: str, bits: int | None = None) -> R:
     `bits` says how many the sender's quantiser left of a number.
     """
     # A quantised tensor is written as two.
-    tensors = _parse(blob, _longest_header(like) * (1 if bits is None else 2), sender)
+    tensors = _parse(blob, lambda: _longest_header(like) * (1 if bits is None else 2), sender)
     if bits is not None:
         tensors = _unpacked(tensors, bits, sender)
     record = _rebuild(like, tensors, "", sender)
@@ -113,9 +114,8 @@ def _leaves(value: Any, path: str = "", kind: str = "other") -> Iterator[tuple[s
         for key, item in value.items():
             yield from _leaves(item, _below(path, key), kind)
     elif isinstance(value, Record):
-        kinds = {entry.name: entry.metadata.get("kind", kind) for entry in fields(value)}  # type: ignore[arg-type]
         for name, item in value.to_wire().items():
-            yield from _leaves(item, _below(path, name), kinds[name])
+            yield from _leaves(item, _below(path, name), value.kinds[name] or kind)
 
 
 def _below(path: str, name: str) -> str:
@@ -152,14 +152,14 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _parse(blob: bytes, longest_header: int, sender: str) -> dict[str, Tensor]:
+def _parse(blob: bytes, longest_header: Callable[[], int], sender: str) -> dict[str, Tensor]:
     """The tensors in `blob`, after its header, its layout and its checksum have been verified."""
     try:
         (length,) = struct.unpack_from("<Q", blob)
         if length > len(blob) - 8:
             raise ValueError("the header is longer than the message")
-        if length > longest_header:
-            raise ValueError(f"the header takes {length} bytes, at most {longest_header} are expected")
+        if length > _FRAME and length > longest_header():
+            raise ValueError(f"the header takes {length} bytes, at most {longest_header()} are expected")
         header = json.loads(blob[8 : 8 + length], object_pairs_hook=_each_once)
         promised = header["__metadata__"]["check"]
         tensors = load(blob)
@@ -226,5 +226,5 @@ def _shape(tensor: Tensor, free_rows: bool = False) -> str:
 
 def _refuse_not_finite(tensor: Tensor, name: str, sender: str) -> None:
     # A finite sum proves all values finite at half the cost; only a sum that is not calls for the exact look.
-    if tensor.is_floating_point() and not bool(tensor.sum().isfinite()) and not bool(tensor.isfinite().all()):
+    if tensor.is_floating_point() and not math.isfinite(tensor.sum()) and not bool(tensor.isfinite().all()):
         raise BadMessage(f"{sender}: field {name!r} holds values that are not finite")

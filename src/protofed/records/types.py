@@ -25,10 +25,13 @@ class Record:
 
     #: Fields whose first dimension may differ between two records of the same structure.
     free_rows: ClassVar[frozenset[str]] = frozenset()
+    #: What the bytes of each field are counted as; None: as those of what holds the record.
+    kinds: ClassVar[dict[str, str | None]] = {}
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         dataclass(frozen=True, eq=False)(cls)
+        cls.kinds = {entry.name: entry.metadata.get("kind") for entry in fields(cls)}  # type: ignore[arg-type]
 
     def to_wire(self) -> dict[str, Any]:
         """The fields as they are encoded; a record that is sparse on the wire overrides this and `from_wire`."""
