@@ -5,6 +5,7 @@ import struct
 import zlib
 from contextlib import suppress
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from protofed.records import (
     Record,
     Weights,
     decode,
+    decode_file,
     encode,
     map_tensors,
 )
@@ -390,6 +392,31 @@ def test_tensors_on_the_way_are_detached_copies() -> None:
     assert not back.value.requires_grad
     back.value.add_(1)
     assert torch.equal(decode(message.blob, One(torch.zeros(2)), "site").value, torch.tensor([2.0, 2.0]))
+
+
+def test_a_file_is_mapped_and_stays_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "state.safetensors"
+    path.write_bytes(encode(EXAMPLE, "site").blob)
+    before = path.read_bytes()
+    back = decode_file(path, EXAMPLE, "site")
+    assert same(EXAMPLE, back)
+    assert str(path) in Path("/proc/self/maps").read_text()
+    back.weights.params["fc.weight"].add_(1)
+    assert path.read_bytes() == before
+    with pytest.raises(FileNotFoundError):
+        decode_file(tmp_path / "other", EXAMPLE, "site")
+
+
+def test_a_damaged_file_is_refused_as_a_message_is(tmp_path: Path) -> None:
+    blob, path = encode(EXAMPLE, "site").blob, tmp_path / "damaged"
+    for length in range(0, len(blob), 7):
+        path.write_bytes(blob[:length])
+        with pytest.raises(BadMessage, match=r"^site: "):
+            decode_file(path, EXAMPLE, "site")
+    for position in range(0, len(blob), 5):
+        path.write_bytes(blob[:position] + bytes([blob[position] ^ 0xFF]) + blob[position + 1 :])
+        with suppress(BadMessage):
+            assert same(EXAMPLE, decode_file(path, EXAMPLE, "site")), position
 
 
 def test_views_and_transposed_tensors_travel_as_they_look() -> None:

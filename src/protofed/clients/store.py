@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import Tensor
 
 from protofed.errors import UserError
-from protofed.records import Record, Weights, decode, encode
+from protofed.records import Record, Weights, decode_file, encode
 
 
 class ClientState(Record):
@@ -44,7 +44,7 @@ class ClientStore:
         """The newest state of a client: what it proposed in `round`, else what was committed, else None."""
         for path in (self._proposal(client, round), self._committed(client)):
             try:
-                return decode(path.read_bytes(), like, f"{client}'s stored state")
+                return decode_file(path, like, f"{client}'s stored state")
             except FileNotFoundError:
                 continue
         return None
@@ -76,7 +76,7 @@ class ClientStore:
     def sources(self, client: str, like: Sources) -> Sources | None:
         """What the client's last projection found; None where there was none."""
         try:
-            return decode(self._projection(client).read_bytes(), like, f"{client}'s projection")
+            return decode_file(self._projection(client), like, f"{client}'s projection")
         except FileNotFoundError:
             return None
 

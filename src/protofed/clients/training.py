@@ -191,10 +191,10 @@ def trained_names(method: Method, net: Net) -> set[str]:
 
 def set_modes(method: Method, net: Net) -> None:
     """Training mode, but normalisation that no step trains in evaluation mode: a frozen part must not drift."""
-    trained = trained_names(method, net)
-    for name, param in net.params().items():
+    trained, params = trained_names(method, net), net.params()
+    for name, param in params.items():
         param.requires_grad_(name in trained)
     net.model.train()
-    frozen = net.names(normalisation) - trained
+    frozen = (net.names(normalisation) & params.keys()) - trained
     for path in {name.rpartition(".")[0] for name in frozen}:
         net.model.get_submodule(path).eval()

@@ -22,7 +22,7 @@ from protofed.federation import RunFolder
 from protofed.method import At, Method
 from protofed.models import load_weights
 from protofed.models.net import Net
-from protofed.records import ClassTable, Features, Record, decode
+from protofed.records import ClassTable, Features, Record, decode_file
 
 GLOBAL = "global"
 """In the place of a client's name: the server's model."""
@@ -133,7 +133,7 @@ class OpenRun:
 
     @cached_property
     def _down(self) -> Record:
-        return decode((self._place / "broadcast.safetensors").read_bytes(), self.templates.down, "server")
+        return decode_file(self._place / "broadcast.safetensors", self.templates.down, "server")
 
     @cached_property
     def _nets(self) -> dict[int, Net]:

@@ -15,7 +15,7 @@ from typing import IO, Any, Protocol
 from protofed.clients import ClientStore, plain_name, write_atomically
 from protofed.errors import BadMessage, InUse, UserError
 from protofed.federation.worker import LOCK, Worker
-from protofed.records import Record, decode, encode
+from protofed.records import Record, decode_file, encode
 
 _BEFORE_IT_BEGINS = {LOCK, "clients", "checkpoint"}
 """All that a run leaves behind that was killed before it had written what it is."""
@@ -141,7 +141,7 @@ class RunFolder:
             return None
         round, clients, length = self._read_manifest()
         try:
-            server = decode(self._server(round).read_bytes(), like, "checkpoint")
+            server = decode_file(self._server(round), like, "checkpoint")
         except (OSError, BadMessage) as problem:
             raise UserError(f"{self.path} cannot be resumed: its checkpoint is damaged ({problem})") from None
         self.store.commit(clients, round)
@@ -179,7 +179,7 @@ class RunFolder:
     def last_server(self, like: Record) -> tuple[int, Record]:
         """The last committed round and the server's state after it; nothing in the folder changes."""
         round = self._read_manifest()[0]
-        return round, decode(self._server(round).read_bytes(), like, "checkpoint")
+        return round, decode_file(self._server(round), like, "checkpoint")
 
     def snapshot(self, done: int) -> Path:
         """Where the state of everybody after so many rounds is kept, if it was asked for."""
@@ -207,7 +207,7 @@ class RunFolder:
         """The server's state after so many rounds: of a snapshot, or of the last round."""
         for path in (self.snapshot(done) / "server.safetensors", self._server(done - 1)):
             if path.exists():
-                return decode(path.read_bytes(), like, "checkpoint")
+                return decode_file(path, like, "checkpoint")
         raise UserError(f"{self.path} has no snapshot of round {done}; run with --snapshot-rounds {done}")
 
     def snapshots(self) -> list[int]:

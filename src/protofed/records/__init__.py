@@ -1,6 +1,6 @@
 """Typed messages and states, the one codec that carries them, and their exact bytes."""
 
-from protofed.records.codec import KINDS, Bytes, Message, decode, encode
+from protofed.records.codec import KINDS, Bytes, Message, decode, decode_file, encode
 from protofed.records.quantise import Quantiser
 from protofed.records.robust import Robust, parse_robust
 from protofed.records.tally import Tally
@@ -33,6 +33,7 @@ __all__ = [
     "Tally",
     "Weights",
     "decode",
+    "decode_file",
     "encode",
     "map_tensors",
     "parse_robust",

@@ -9,14 +9,17 @@ import math
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
-from typing import Any, TypeVar
+from io import BytesIO
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 from safetensors.torch import load
 from torch import Tensor
@@ -96,10 +99,29 @@ def decode(blob: bytes, like: R, sender: str, bits: int | None = None) -> R:
 
     `bits` says how many the sender's quantiser left of a number.
     """
-    # A quantised tensor is written as two.
-    tensors = _parse(blob, lambda: _longest_header(like) * (1 if bits is None else 2), sender)
-    if bits is not None:
-        tensors = _unpacked(tensors, bits, sender)
+    with _readable(sender):
+        # A quantised tensor is written as two.
+        promised = _promised(BytesIO(blob), len(blob), lambda: _longest_header(like) * (1 if bits is None else 2))
+        tensors = load(blob)
+    _verify(tensors, promised, sender)
+    return _matched(tensors if bits is None else _unpacked(tensors, bits, sender), like, sender)
+
+
+def decode_file(path: Path, like: R, sender: str) -> R:
+    """The record in a file. Its tensors are mapped into memory: what is not looked at is not read, what is not changed
+    costs nothing of its own.
+    """
+    with _readable(sender):
+        with path.open("rb") as file:
+            promised = _promised(file, path.stat().st_size, lambda: _longest_header(like))
+        with safe_open(path, "pt") as mapped:
+            tensors = {name: mapped.get_tensor(name) for name in mapped.keys()}  # noqa: SIM118 (it is no dictionary)
+    _verify(tensors, promised, sender)
+    return _matched(tensors, like, sender)
+
+
+def _matched(tensors: dict[str, Tensor], like: R, sender: str) -> R:
+    """A record of the structure of `like` that takes all the tensors."""
     record = _rebuild(like, tensors, "", sender)
     if tensors:
         raise BadMessage(f"{sender}: unexpected field {sorted(tensors)[0]!r} in a {type(like).__name__} message")
@@ -152,25 +174,33 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _parse(blob: bytes, longest_header: Callable[[], int], sender: str) -> dict[str, Tensor]:
-    """The tensors in `blob`, after its header, its layout and its checksum have been verified."""
+@contextmanager
+def _readable(sender: str) -> Iterator[None]:
+    """Whatever is wrong with the form of a message is said in the name of its sender."""
     try:
-        (length,) = struct.unpack_from("<Q", blob)
-        if length > len(blob) - 8:
-            raise ValueError("the header is longer than the message")
-        if length > _FRAME and length > longest_header():
-            raise ValueError(f"the header takes {length} bytes, at most {longest_header()} are expected")
-        header = json.loads(blob[8 : 8 + length], object_pairs_hook=_each_once)
-        promised = header["__metadata__"]["check"]
-        tensors = load(blob)
+        yield
     except (struct.error, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
         raise BadMessage(f"{sender}: the message cannot be read ({error})") from None
+
+
+def _promised(file: BinaryIO, size: int, longest_header: Callable[[], int]) -> str:
+    """The checksum that a message claims to have, from its header, which is read if it is not longer than expected."""
+    (length,) = struct.unpack("<Q", file.read(8))
+    if length > size - 8:
+        raise ValueError("the header is longer than the message")
+    if length > _FRAME and length > longest_header():
+        raise ValueError(f"the header takes {length} bytes, at most {longest_header()} are expected")
+    header = json.loads(file.read(length), object_pairs_hook=_each_once)
+    return str(header["__metadata__"]["check"])
+
+
+def _verify(tensors: dict[str, Tensor], promised: str, sender: str) -> None:
+    """What was read is what was written."""
     strange = [name for name, tensor in tensors.items() if tensor.dtype not in _TYPES]
     if strange:
         raise BadMessage(f"{sender}: field {strange[0]!r} has a type that is never sent")
     if _checksum({name: tensor.numpy() for name, tensor in tensors.items()}) != promised:
         raise BadMessage(f"{sender}: the message is corrupted (its checksum does not match)")
-    return tensors
 
 
 def _unpacked(tensors: dict[str, Tensor], bits: int, sender: str) -> dict[str, Tensor]:
