@@ -73,11 +73,15 @@ class Point:
     def mean(self) -> float:
         return statistics.mean(self.accuracy)
 
+    @property
+    def told_epsilon(self) -> str:
+        """To as many digits as mean something."""
+        return "none" if self.epsilon is None else f"{self.epsilon:.{0 if self.epsilon >= 100 else 1}f}"
+
     def row(self) -> list[str]:
         """As the table has it."""
-        epsilon = "none" if self.epsilon is None else f"{self.epsilon:.{0 if self.epsilon >= 100 else 1}f}"
         each = ", ".join(f"{100 * value:.1f}" for value in self.accuracy)
-        return [self.method, self.unit or "-", self.guard or "-", epsilon, f"{100 * self.mean:.1f}", each]
+        return [self.method, self.unit or "-", self.guard or "-", self.told_epsilon, f"{100 * self.mean:.1f}", each]
 
 
 def measure(curve: Curve, seeds: Sequence[int], **options: Any) -> list[Point]:
@@ -123,6 +127,8 @@ def draw(points: Sequence[Point], path: Path) -> None:
             if point.epsilon is None:
                 panel.axhline(100 * point.mean, linestyle="--", color="grey", label="without a guard")
         panel.set_xscale("log")
+        panel.set_xticks([point.epsilon for point in guarded], [point.told_epsilon for point in guarded])
+        panel.minorticks_off()
         panel.set_title(f"{method}, unit: {guarded[0].unit}")
         panel.set_xlabel("epsilon (delta 1e-5)")
         panel.legend(loc="lower right")
