@@ -16,7 +16,14 @@ def test_gt37_boxes() -> None:
     assert peak_box(ramp) == Box(9, 10, 5, 10)
 
 
-@pytest.mark.parametrize("flat", [np.zeros((8, 8)), np.where(np.arange(64).reshape(8, 8) == 0, -1.0, 3.0)])
+@pytest.mark.parametrize(
+    "flat",
+    [
+        np.zeros((8, 8)),
+        np.where(np.arange(64).reshape(8, 8) == 0, -1.0, 3.0),
+        -7.0 + 1e-4 * np.arange(64).reshape(8, 8),  # hardly more than rounding
+    ],
+)
 def test_a_flat_map_has_no_box(flat: np.ndarray) -> None:
     assert peak_box(flat) is None
 

@@ -79,29 +79,9 @@ def _show(content: dict[str, Any]) -> None:
     ]
     columns = ["image", "client", "prediction", "%", "prototype", "lift", "rows, columns"]
     show_table("The prototype that spoke most", columns, rows)
-    agreed = content["agreement"]
-    if agreed is not None:
-        entries = {
-            **{" and ".join(pair["clients"]): pair for pair in agreed["pairs"]},
-            **{f"class {name}": entry for name, entry in agreed["classes"].items()},
-            "overall": agreed["overall"],
-        }
-        keys = ("same_class", "iou", "rank_correlation")
-        figures = [[name, *(_number(entry[key]) for key in keys)] for name, entry in entries.items()]
-        show_table("Agreement", ["", "same class", "IoU of boxes", "rank correlation of maps"], figures)
-    if content["projection"] is not None:
-        found = content["projection"]
-        rows = [[client, percent(found["before"][client]), percent(after)] for client, after in found["after"].items()]
-        show_table("Accuracy (%) before and after projection", ["client", "before", "after"], rows)
-    if content["faithfulness"] is not None:
-        rows = [
-            [client, f"{curves['deletion_gap']:+.3f}", f"{curves['insertion_gap']:+.3f}"]
-            for client, curves in content["faithfulness"]["clients"].items()
-        ]
-        show_table("Probability: the box against random ones", ["client", "blurred away", "put in"], rows)
+    for table in content["tables"]:
+        show_table(table["title"], table["columns"], table["rows"])
+    for finding in content["findings"]:
+        console().print(finding)
     for note in content["notes"]:
         console().print(f"note: {note}")
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"

@@ -2,6 +2,7 @@
 
 `explanations.json`:
 
+    title, text    what this is, in words; `items` and `tables`: pictures with captions, and tables, for the report
     run            method, data, path and rounds of the run
     clients        names of the models that were asked, `global` for the server's
     projected      whether the models were asked with their prototypes moved onto training patches
@@ -13,7 +14,8 @@
     agreement      between clients (see `agreement`), or null for a single one; `agreement_pictures`: files
     faithfulness   `fractions`, `pictures` and per client the curves (see `Curves`), or null
     projection     accuracy `before` and `after` per client, or null
-    notes          what to know: maps that are too coarse, flat maps
+    findings       how far the pictures can be believed, in sentences
+    notes          what to know: maps that are too coarse, flat maps, wide boxes
     seconds_per_image, cpu_seconds_per_image   for all clients together, pictures included
 """
 
@@ -35,9 +37,11 @@ from protofed.explain.agreement import agreement
 from protofed.explain.evidence import Explanation, explain_with, source_patches
 from protofed.explain.faithfulness import FRACTIONS, faithfulness
 from protofed.explain.images import Chosen, from_domain, from_files
+from protofed.explain.maps import WIDE
 from protofed.explain.page import page
 from protofed.explain.pictures import Column, colour, figure, matrix
 from protofed.explain.plots import draw_curves
+from protofed.explain.wording import ABOUT, findings, tables
 from protofed.federation import Federation, RunFolder, Watch
 from protofed.seeding import numpy_generator
 
@@ -133,12 +137,14 @@ class _Made:
         """explanations.json."""
         opened = self._opened
         several = len(self._clients) > 1
-        agreed = agreement(self._views, opened.classes) if several else None
+        agreed = agreement(self._views, opened.classes, opened.config["seed"]) if several else None
         projection = accuracies or opened.run.summary.get("projection")
-        return {
+        method, data = opened.config["method"]["name"], opened.config["data"]["name"]
+        content = {
+            "title": f"Why: {method} on {Path(data).name}",
             "run": {
-                "method": opened.config["method"]["name"],
-                "data": opened.config["data"]["name"],
+                "method": method,
+                "data": data,
                 "path": str(opened.run.path),
                 "rounds": opened.done,
             },
@@ -153,6 +159,22 @@ class _Made:
             "seconds_per_image": round(self._seconds, 4),
             "cpu_seconds_per_image": round(self._cpu_seconds, 4),
         }
+        content["findings"] = findings(content)
+        return content | {
+            "text": " ".join([ABOUT, *content["findings"], *(f"{note}." for note in content["notes"])]),
+            "items": self._items(content),
+            "tables": list(tables(content).values()),
+        }
+
+    def _items(self, content: Mapping[str, Any]) -> list[dict[str, str]]:
+        """The pictures that the report of the run shows: of each image that of the strongest prototypes."""
+        shown = [
+            {"image": image["pictures"][0], "caption": ": ".join(filter(None, (image["name"], image["label"])))}
+            for image in content["images"]
+        ]
+        curves = content["faithfulness"]["pictures"] if content["faithfulness"] else []
+        others = {"agreement of clients": content["agreement_pictures"], "deletion and insertion": curves}
+        return shown + [{"image": name, "caption": words} for words, names in others.items() for name in names]
 
     def _image(self, number: int) -> dict[str, Any]:
         label = self._chosen.labels[number]
@@ -167,13 +189,21 @@ class _Made:
     def _drawn(self, number: int) -> list[str]:
         """One picture for each rank of prototypes; their file names."""
         image = colour(self._chosen.pixels[number].numpy())
+        label = self._chosen.labels[number]
         ranks = min(len(views[number].evidence) for views in self._views.values())
         names = []
         for rank in range(ranks):
             columns = [
-                Column(client, views[number], spoken, self._sources[client].get(spoken.prototype))
+                Column(
+                    client,
+                    view,
+                    spoken,
+                    self._sources[client].get(spoken.prototype),
+                    None if label < 0 else view.predicted == label,
+                )
                 for client, views in self._views.items()
-                for spoken in [views[number].evidence[rank]]
+                for view in [views[number]]
+                for spoken in [view.evidence[rank]]
             ]
             name = f"{number:03d}-prototype{rank + 1}.png"
             figure(image, columns, self._opened.classes).save(self._folder / name)
@@ -223,6 +253,12 @@ class _Made:
         flat = sum(each.box is None for each in strongest)
         if flat:
             notes.append(f"{flat} of {len(strongest)} maps are flat: nothing stands out, so they have no box")
+        wide = sum(each.box is not None and each.box.area > WIDE * each.map.size for each in strongest)
+        if wide:
+            notes.append(
+                f"{wide} of {len(strongest)} boxes are wide (over a third of the image): their maps have peaks far "
+                "apart, so look at the map"
+            )
         return notes
 
 

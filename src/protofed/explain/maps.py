@@ -11,8 +11,13 @@ COARSE = 8
 """Positions along a side below which a map says little about the place: a box is made of a few large squares."""
 
 PERCENTILE = 95.0
+WIDE = 1 / 3
+"""Share of an image from which on a box is wide: the peaks in it lie far apart."""
+
 _FLAT_SHARE = 0.25
 """Largest share of an image that a peak may cover; beyond it the map is flat and a box would mean nothing."""
+_FLAT_RANGE = 1e-3
+"""Least range of a map, in parts of its largest value; below it a peak is hardly more than rounding."""
 
 
 class Box(NamedTuple):
@@ -50,6 +55,13 @@ class Box(NamedTuple):
         return shared / (self.area + other.area - shared)
 
 
+def random_box(box: Box, size: tuple[int, int], rng: np.random.Generator) -> Box:
+    """A box of the same height and width, anywhere in an image."""
+    top = int(rng.integers(0, size[0] - box.height + 1))
+    left = int(rng.integers(0, size[1] - box.width + 1))
+    return Box(top, top + box.height, left, left + box.width)
+
+
 def enlarged(maps: Tensor, size: tuple[int, int]) -> Tensor:
     """Maps [..., h, w] at the size of the image, by bicubic interpolation."""
     flat = maps.reshape(-1, 1, *maps.shape[-2:])
@@ -59,8 +71,11 @@ def enlarged(maps: Tensor, size: tuple[int, int]) -> Tensor:
 def peak_box(values: NDArray[np.floating]) -> Box | None:
     """The tight box around the values at or above the 95th percentile; None for a flat map.
 
-    In a flat map so many values are equal that the percentile singles out no small part of the image.
+    In a flat map so many values are equal that the percentile singles out no small part of the image, or all are nearly
+    equal.
     """
+    if np.ptp(values) <= _FLAT_RANGE * np.abs(values).max():
+        return None
     peak = values >= np.percentile(values, PERCENTILE)
     if peak.mean() > _FLAT_SHARE:
         return None
