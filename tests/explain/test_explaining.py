@@ -137,7 +137,7 @@ def test_a_folder_of_explanations(parts_run: Path, tmp_path: Path) -> None:
     assert any("2x2 positions" in note for note in stored["notes"])
     text = (tmp_path / "why" / "index.html").read_text()
     assert text.count("data:image/png;base64,") == 3 * 2 + 2 + 1
-    assert "http" not in text
+    assert "://" not in text
     assert stored["faithfulness"]["fractions"] == list(FRACTIONS)
     for curves in stored["faithfulness"]["clients"].values():
         assert curves["deletion"][0] == pytest.approx(curves["deletion_random"][0])

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from protofed.explain.maps import Box, enlarged, peak_box
+from protofed.explain.maps import Box, enlarged, peak_box, peak_of
 
 
 def test_gt37_boxes() -> None:
@@ -26,6 +26,17 @@ def test_gt37_boxes() -> None:
 )
 def test_a_flat_map_has_no_box(flat: np.ndarray) -> None:
     assert peak_box(flat) is None
+
+
+def test_of_peaks_far_apart_the_highest_is_boxed() -> None:
+    values = np.zeros((20, 20))
+    values[1:4, 1:4] = 1.0
+    values[16:19, 15:18] = 1.0
+    values[17, 16] = 2.0
+    assert peak_of(values) == (Box(16, 19, 15, 18), True)
+    values[1:4, 1:4] = 0.0
+    values[12:15, 15:18] = 1.0  # nearer: one box around both
+    assert peak_of(values) == (Box(12, 19, 15, 18), False)
 
 
 def test_overlap_of_boxes() -> None:

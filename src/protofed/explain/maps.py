@@ -5,15 +5,15 @@ from typing import NamedTuple
 import numpy as np
 import torch.nn.functional as F
 from numpy.typing import NDArray
+from scipy import ndimage
 from torch import Tensor
 
 COARSE = 8
 """Positions along a side below which a map says little about the place: a box is made of a few large squares."""
 
 PERCENTILE = 95.0
-WIDE = 1 / 3
-"""Share of an image from which on a box is wide: the peaks in it lie far apart."""
-
+_WIDE = 1 / 3
+"""Share of an image from which on a box tells no place: the peaks in it lie far apart."""
 _FLAT_SHARE = 0.25
 """Largest share of an image that a peak may cover; beyond it the map is flat and a box would mean nothing."""
 _FLAT_RANGE = 1e-3
@@ -68,16 +68,39 @@ def enlarged(maps: Tensor, size: tuple[int, int]) -> Tensor:
     return F.interpolate(flat, size=size, mode="bicubic", align_corners=False).reshape(*maps.shape[:-2], *size)
 
 
-def peak_box(values: NDArray[np.floating]) -> Box | None:
+class Peak(NamedTuple):
+    """Where a map is highest."""
+
+    box: Box
+    scattered: bool
+    """There are other peaks far away, and the box is around the highest only."""
+
+
+def peak_of(values: NDArray[np.floating]) -> Peak | None:
     """The tight box around the values at or above the 95th percentile; None for a flat map.
 
     In a flat map so many values are equal that the percentile singles out no small part of the image, or all are nearly
-    equal.
+    equal. Where those values lie so far apart that their box would tell no place, it is the one around the region that
+    holds the highest.
     """
     if np.ptp(values) <= _FLAT_RANGE * np.abs(values).max():
         return None
-    peak = values >= np.percentile(values, PERCENTILE)
-    if peak.mean() > _FLAT_SHARE:
+    upper = values >= np.percentile(values, PERCENTILE)
+    if upper.mean() > _FLAT_SHARE:
         return None
-    rows, columns = np.nonzero(peak.any(1))[0], np.nonzero(peak.any(0))[0]
+    box = _around(upper)
+    if box.area <= _WIDE * values.size:
+        return Peak(box, scattered=False)
+    regions, count = ndimage.label(upper)
+    return Peak(_around(regions == regions.flat[int(values.argmax())]), scattered=count > 1)
+
+
+def peak_box(values: NDArray[np.floating]) -> Box | None:
+    """The box of the peak; None for a flat map."""
+    peak = peak_of(values)
+    return None if peak is None else peak.box
+
+
+def _around(chosen: NDArray[np.bool_]) -> Box:
+    rows, columns = np.nonzero(chosen.any(1))[0], np.nonzero(chosen.any(0))[0]
     return Box(int(rows[0]), int(rows[-1]) + 1, int(columns[0]), int(columns[-1]) + 1)
