@@ -192,26 +192,21 @@ class _Made:
     def _drawn(self, number: int) -> list[str]:
         """One picture for each rank of prototypes; their file names."""
         image = colour(self._chosen.pixels[number].numpy())
-        label = self._chosen.labels[number]
         ranks = min(len(views[number].evidence) for views in self._views.values())
         names = []
         for rank in range(ranks):
-            columns = [
-                Column(
-                    client,
-                    view,
-                    spoken,
-                    self._sources[client].get(spoken.prototype),
-                    None if label < 0 else view.predicted == label,
-                )
-                for client, views in self._views.items()
-                for view in [views[number]]
-                for spoken in [view.evidence[rank]]
-            ]
+            columns = [self._column(client, number, rank) for client in self._clients]
             name = f"{number:03d}-prototype{rank + 1}.png"
             figure(image, columns, self._opened.classes).save(self._folder / name, compress_level=_COMPRESSION)
             names.append(name)
         return names
+
+    def _column(self, client: str, number: int, rank: int) -> Column:
+        """What one client says about one image, by one of its prototypes."""
+        view, label = self._views[client][number], self._chosen.labels[number]
+        spoken = view.evidence[rank]
+        right = None if label < 0 else view.predicted == label
+        return Column(client, view, spoken, self._sources[client].get(spoken.prototype), right)
 
     def _agreement_pictures(self, agreed: Mapping[str, Any]) -> list[str]:
         names = []

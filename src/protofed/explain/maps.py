@@ -15,7 +15,7 @@ PERCENTILE = 95.0
 _WIDE = 1 / 3
 """Share of an image from which on a box tells no place: the peaks in it lie far apart."""
 _FLAT_SHARE = 0.25
-"""Largest share of an image that a peak may cover; beyond it the map is flat and a box would mean nothing."""
+"""Largest share of an image that a peak may cover; beyond it the percentile is the ground, not the peak."""
 _FLAT_RANGE = 1e-3
 """Least range of a map, in parts of its largest value; below it a peak is hardly more than rounding."""
 
@@ -79,14 +79,16 @@ class Peak(NamedTuple):
 def peak_of(values: NDArray[np.floating]) -> Peak | None:
     """The tight box around the values at or above the 95th percentile; None for a flat map.
 
-    In a flat map so many values are equal that the percentile singles out no small part of the image, or all are nearly
-    equal. Where those values lie so far apart that their box would tell no place, it is the one around the region that
-    holds the highest.
+    In a flat map all values are nearly equal, or none stands out from the many that are equal to the percentile. Where
+    the values lie so far apart that their box would tell no place, it is around the region that holds the highest.
     """
     if np.ptp(values) <= _FLAT_RANGE * np.abs(values).max():
         return None
-    upper = values >= np.percentile(values, PERCENTILE)
+    level = np.percentile(values, PERCENTILE)
+    upper = values >= level
     if upper.mean() > _FLAT_SHARE:
+        upper = values > level
+    if not upper.any():
         return None
     box = _around(upper)
     if box.area <= _WIDE * values.size:
