@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from protofed.explain.maps import Box, enlarged, peak_box, peak_of
+from protofed.explain.maps import Box, enlarged, even, peak_box, peak_of
 
 
 def test_gt37_boxes() -> None:
@@ -38,6 +38,15 @@ def test_of_peaks_far_apart_the_highest_is_boxed() -> None:
     values[1:4, 1:4] = 0.0
     values[12:15, 15:18] = 1.0  # nearer: one box around both
     assert peak_of(values) == (Box(12, 19, 15, 18), False)
+
+
+def test_an_even_part_shows_nothing() -> None:
+    dark = np.full((3, 10, 10), 2, dtype=np.uint8)
+    assert even(dark)
+    dark[:, 0, :2] = 200  # a little of the rim
+    assert even(dark)
+    dark[:, 3:7, 3:7] = 90
+    assert not even(dark)
 
 
 def test_overlap_of_boxes() -> None:

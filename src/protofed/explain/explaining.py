@@ -38,6 +38,7 @@ from protofed.explain.agreement import agreement
 from protofed.explain.evidence import Explanation, explain_with, source_patches
 from protofed.explain.faithfulness import FRACTIONS, faithfulness
 from protofed.explain.images import Chosen, from_domain, from_files
+from protofed.explain.maps import even
 from protofed.explain.page import page
 from protofed.explain.pictures import Column, colour, figure, matrix
 from protofed.explain.plots import draw_curves
@@ -257,7 +258,20 @@ class _Made:
                 f"{scattered} of {len(strongest)} maps have peaks far apart: the box is around the highest, so look at "
                 "the map as well"
             )
+        blank = sum(
+            self._shows_nothing(client, number) for client in self._clients for number in range(len(self._chosen.names))
+        )
+        if blank:
+            notes.append(
+                f"{blank} of {len(strongest)} boxes are around an even part of the image, such as its dark rim: what "
+                "the model goes by there is nothing that a reader sees"
+            )
         return notes
+
+    def _shows_nothing(self, client: str, number: int) -> bool:
+        box = self._views[client][number].strongest.box
+        image = self._chosen.pixels[number].numpy()
+        return box is not None and even(image[:, box.top : box.bottom, box.left : box.right])
 
 
 def _view(explanation: Explanation, label: int, classes: Sequence[str]) -> dict[str, Any]:

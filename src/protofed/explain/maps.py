@@ -18,6 +18,8 @@ _FLAT_SHARE = 0.25
 """Largest share of an image that a peak may cover; beyond it the percentile is the ground, not the peak."""
 _FLAT_RANGE = 1e-3
 """Least range of a map, in parts of its largest value; below it a peak is hardly more than rounding."""
+_EVEN = 12
+"""Grey levels, of 256."""
 
 
 class Box(NamedTuple):
@@ -101,6 +103,12 @@ def peak_box(values: NDArray[np.floating]) -> Box | None:
     """The box of the peak; None for a flat map."""
     peak = peak_of(values)
     return None if peak is None else peak.box
+
+
+def even(part: NDArray[np.uint8]) -> bool:
+    """Whether a part of an image, [C, h, w], is nearly of one brightness, so that a reader sees nothing in it."""
+    low, high = np.percentile(part.mean(0), (5, 95))
+    return bool(high - low < _EVEN)
 
 
 def _around(chosen: NDArray[np.bool_]) -> Box:
