@@ -18,7 +18,7 @@ def embed_command(
         str | None, typer.Option("--rounds", help="0,5,20: snapshots to show (default: all, and the end)")
     ] = None,
     domains: Annotated[str | None, typer.Option("--domains", help="only these domains, for example a,b")] = None,
-    label: Annotated[str | None, typer.Option("--label", help="only images of this class")] = None,
+    label: Annotated[str | None, typer.Option("--label", help="only images of this class, by name or number")] = None,
     samples: Annotated[int, typer.Option("--samples", min=8, help="most test images in a map")] = 600,
     hausdorff: Annotated[
         bool, typer.Option("--hausdorff", help="also: distance of clients' class manifolds to the union of all")

@@ -14,7 +14,9 @@ def explain_command(
     run: Annotated[Path, typer.Argument(help="the folder of a finished run of a prototype method")],
     images: Annotated[Path | None, typer.Option("--images", help="a folder of images, or one image file")] = None,
     domain: Annotated[str | None, typer.Option("--domain", help="test images of this domain of the run")] = None,
-    label: Annotated[str | None, typer.Option("--label", help="with --domain: only images of this class")] = None,
+    label: Annotated[
+        str | None, typer.Option("--label", help="with --domain: only this class, by name or number")
+    ] = None,
     count: Annotated[int, typer.Option("--count", min=1, help="how many images at most")] = 8,
     clients: Annotated[str | None, typer.Option("--clients", help="a,b (default: all; global: the server's)")] = None,
     top: Annotated[int, typer.Option("--top", min=1, help="prototypes shown of each client")] = 3,

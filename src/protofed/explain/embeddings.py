@@ -29,6 +29,7 @@ from protofed.data.images import Images
 from protofed.errors import UserError, unknown_name
 from protofed.experiments.reopening import GLOBAL, OpenRun, batches, snapshots_of
 from protofed.experiments.run import one_thread
+from protofed.explain.images import class_number
 from protofed.explain.plots import draw_embeddings, draw_hausdorff
 from protofed.models.net import Net
 from protofed.records import Features, Record
@@ -138,15 +139,13 @@ def _moments(path: str | Path, rounds: Sequence[int] | None) -> list[int | None]
 
 def _test_images(opened: OpenRun, domains: Sequence[str] | None, label: str | None, samples: int) -> dict[str, Images]:
     """As many test images of each domain, evenly spaced."""
-    if label is not None and label not in opened.classes:
-        raise unknown_name("class", label, opened.classes)
+    wanted = None if label is None else class_number(opened, label)
     known = opened.setting.dataset.domains
     names = list(domains) if domains else list(known)
     for name in names:
         if name not in known:
             raise unknown_name("domain", name, known)
     each = max(1, samples // len(names))
-    wanted = None if label is None else opened.classes.index(label)
     return {name: _spaced(_of_class(known[name].test, wanted), each) for name in names}
 
 

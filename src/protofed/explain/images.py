@@ -43,17 +43,23 @@ def from_domain(opened: OpenRun, domain: str, count: int | None = None, label: s
     """Test images of a domain, of every class in turn, or of one class."""
     if domain not in opened.setting.dataset.domains:
         raise unknown_name("domain", domain, opened.setting.dataset.domains)
-    if label is not None and label not in opened.classes:
-        raise unknown_name("class", label, opened.classes)
+    wanted = None if label is None else class_number(opened, label)
     test = opened.setting.dataset.domains[domain].test
-    chosen = _in_turn(test.y, len(opened.classes) if label is None else 0)
-    if label is not None:
-        chosen = (test.y == opened.classes.index(label)).nonzero()[:, 0].tolist()
-    chosen = chosen[:count]
+    every = _in_turn(test.y, len(opened.classes)) if wanted is None else (test.y == wanted).nonzero()[:, 0].tolist()
+    chosen = every[:count]
     if not chosen:
         raise UserError(f"{domain} has no test images of class {label}")
     taken = test.take(chosen)
     return Chosen(taken.x, tuple(f"{domain}-{i}" for i in chosen), tuple(taken.y.tolist()), tuple(chosen))
+
+
+def class_number(opened: OpenRun, label: str) -> int:
+    """Of a class by its name, or by its number where no class is called so."""
+    if label in opened.classes:
+        return opened.classes.index(label)
+    if label.isdecimal() and int(label) < len(opened.classes):
+        return int(label)
+    raise unknown_name("class", label, opened.classes)
 
 
 def _in_turn(y: Tensor, classes: int) -> list[int]:
