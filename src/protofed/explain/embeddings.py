@@ -29,7 +29,7 @@ from protofed.data.images import Images
 from protofed.errors import UserError, unknown_name
 from protofed.experiments.reopening import GLOBAL, OpenRun, batches, snapshots_of
 from protofed.experiments.run import one_thread
-from protofed.explain.images import class_number
+from protofed.explain.images import chosen_class
 from protofed.explain.plots import draw_embeddings, draw_hausdorff
 from protofed.models.net import Net
 from protofed.records import Features, Record
@@ -139,7 +139,7 @@ def _moments(path: str | Path, rounds: Sequence[int] | None) -> list[int | None]
 
 def _test_images(opened: OpenRun, domains: Sequence[str] | None, label: str | None, samples: int) -> dict[str, Images]:
     """As many test images of each domain, evenly spaced."""
-    wanted = None if label is None else class_number(opened, label)
+    wanted = None if label is None else chosen_class(opened, label)
     known = opened.setting.dataset.domains
     names = list(domains) if domains else list(known)
     for name in names:

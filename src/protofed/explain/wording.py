@@ -7,7 +7,8 @@ from protofed.experiments.figures import percent
 
 ABOUT = (
     "The red box is around the upper 5 % of the map, where the prototype that spoke most was found; the part in it is "
-    "enlarged below. Warm places look like a prototype that speaks for the prediction, cool ones like one that speaks "
+    "enlarged below, and below that stands the client's own training patch that comes nearest to the prototype, if it "
+    "was looked up. Warm places look like a prototype that speaks for the prediction, cool ones like one that speaks "
     "against it; grey places no more than an average place of the image. The paler a map, the less its prototype says."
 )
 
