@@ -1,6 +1,7 @@
 """Charts of explanations and embeddings, by matplotlib, which is imported when one is drawn."""
 
 from collections.abc import Mapping, Sequence
+from colorsys import hsv_to_rgb
 from pathlib import Path
 from typing import Any
 
@@ -114,9 +115,8 @@ def _palette(count: int) -> list[str]:
     """As many colours; of many the hues are evenly spaced, since no set tells them apart at a glance."""
     if count <= len(COLOURS):
         return list(COLOURS[:count])
-    from matplotlib import colors
-
-    return [colors.to_hex(colors.hsv_to_rgb((k / count, 0.85, 0.55 + 0.4 * (k % 2)))) for k in range(count)]
+    shades = (hsv_to_rgb(k / count, 0.85, 0.55 + 0.4 * (k % 2)) for k in range(count))
+    return ["#" + "".join(f"{round(255 * part):02x}" for part in shade) for shade in shades]
 
 
 def _mark(pyplot: Any, colour: str, name: str) -> Any:
