@@ -74,7 +74,7 @@ def embed(
             lines = {name: {key: found[key] for key in ("before", "after")} for name, found in distances.items()}
             draw_hausdorff([opened.done for opened in rows[0]], lines, folder / "hausdorff.png")
             captions["hausdorff.png"] = "Hausdorff distance of clients' class manifolds to the union of all"
-        content = {
+        content: dict[str, Any] = {
             "title": f"Features of {Path(first.config['data']['name']).name}",
             "samples": sum(len(images) for images in chosen.values()),
             "classes": first.classes,

@@ -144,7 +144,7 @@ class _Made:
         agreed = agreement(self._views, opened.classes, opened.config["seed"]) if several else None
         projection = accuracies or opened.run.summary.get("projection")
         method, data = opened.config["method"]["name"], opened.config["data"]["name"]
-        content = {
+        content: dict[str, Any] = {
             "title": f"Why: {method} on {Path(data).name}",
             "run": {
                 "method": method,

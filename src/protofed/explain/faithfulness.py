@@ -83,12 +83,12 @@ def faithfulness(
     if not seen:
         return None
     curves = np.stack(seen)  # [images, deletion or insertion, box or random ones, fractions]
-    box, chance = curves[:, :, 0], curves[:, :, 1:].mean(2)
-    ahead = box[:, :, -1] - chance[:, :, -1]
+    boxed, chance = curves[:, :, 0], curves[:, :, 1:].mean(2)
+    ahead = boxed[:, :, -1] - chance[:, :, -1]
     return Curves(
-        deletion=tuple(box[:, 0].mean(0).tolist()),
+        deletion=tuple(boxed[:, 0].mean(0).tolist()),
         deletion_random=tuple(chance[:, 0].mean(0).tolist()),
-        insertion=tuple(box[:, 1].mean(0).tolist()),
+        insertion=tuple(boxed[:, 1].mean(0).tolist()),
         insertion_random=tuple(chance[:, 1].mean(0).tolist()),
         images=len(seen),
         deletion_wins=float((ahead[:, 0] < 0).mean()),
