@@ -80,7 +80,8 @@ def backbone(work: Work, folder: Path) -> Path:
 
 
 def play(work: Work, seed: int, weights: Path, folder: Path) -> Outcome:
-    """Train the sites and let every client explain its own test images."""
+    """Train the sites, unless their run was kept, and let every client explain its own test images."""
+    out = folder / f"seed{seed}"
     done = protofed.run(
         "fedadapterproto",
         "lesions",
@@ -90,7 +91,8 @@ def play(work: Work, seed: int, weights: Path, folder: Path) -> Outcome:
         evaluate_every=work.rounds,
         seed=seed,
         set={**work.settings, "prototype_dim": 32},
-        out=folder / f"seed{seed}",
+        out=out,
+        resume=(out / "run.json").exists(),
         **work.options,
     )
     opened = OpenRun(done.path)
@@ -119,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> list[Outcome]:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pointing_game", description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", default="0,1,2", help="for example 0,1,2")
     parser.add_argument("--quick", action="store_true", help="a tiny network, one round: does it work at all?")
-    parser.add_argument("--keep", type=Path, help="keep backbone and runs in this folder")
+    parser.add_argument("--keep", type=Path, help="keep backbone and runs in this folder, and use those in it")
     parser.add_argument("--write", action="store_true", help="write the table to benchmarks/results/pointing_game.md")
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)

@@ -67,8 +67,18 @@ def test_a_folder_of_embeddings(fedmp_run: Path, tmp_path: Path) -> None:
     assert distances["rounds"] == [0, 1, 2]
     assert distances["after"][0] is None
     assert distances["after"][1] is not None
-    for name in stored["pictures"]:
-        assert (tmp_path / "maps" / name).stat().st_size > 1000
+    for item in stored["items"]:
+        assert (tmp_path / "maps" / item["image"]).stat().st_size > 1000
+    assert [len(table["rows"]) for table in stored["tables"]] == [3, 3]
+
+
+def test_one_class_by_name_or_number(fedmp_run: Path, tmp_path: Path) -> None:
+    named = embed([fedmp_run], out=tmp_path / "a", rounds=[1], label="class1", samples=20)
+    numbered = embed([fedmp_run], out=tmp_path / "b", rounds=[1], label="1", samples=20)
+    assert set(named["panels"][0]["y"]) == {1}
+    assert named["panels"][0]["y"] == numbered["panels"][0]["y"]
+    with pytest.raises(UserError, match="unknown class '7'"):
+        embed([fedmp_run], out=tmp_path / "c", label="7")
 
 
 def test_rounds_without_a_snapshot_are_refused(fedmp_run: Path, tmp_path: Path) -> None:

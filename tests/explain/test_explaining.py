@@ -1,4 +1,7 @@
+import html
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +12,16 @@ from PIL import Image
 from protofed.cli import main
 from protofed.errors import UserError
 from protofed.experiments.reopening import OpenRun
-from protofed.explain import evaluate, explain
+from protofed.explain import embed, evaluate, explain
 from protofed.explain.agreement import agreement
 from protofed.explain.evaluating import metrics
 from protofed.explain.evidence import Evidence, Explanation
-from protofed.explain.faithfulness import FRACTIONS, blur, pointing_game, random_box
-from protofed.explain.maps import Box, peak_box
+from protofed.explain.faithfulness import FRACTIONS, blur, pointing_game
+from protofed.explain.maps import Box, peak_box, random_box
+from protofed.explain.pictures import COOL, WARM, Column, figure, overlay
+from protofed.explain.wording import findings
+from protofed.report.galleries import galleries
+from protofed.report.reading import read
 from protofed.seeding import numpy_generator
 from protofed.testing import toy_data
 
@@ -29,6 +36,11 @@ def view(client: str, peak: tuple[int, int], label: int = 1) -> Explanation:
     return Explanation(client, (0.1, 0.9) if label else (0.9, 0.1), (evidence(peak, label),))
 
 
+def red_columns(picture: Image.Image) -> np.ndarray:
+    drawn = np.asarray(picture).astype(int)
+    return ((drawn[:, :, 0] > 200) & (drawn[:, :, 1] < 40) & (drawn[:, :, 2] < 50)).any(0).nonzero()[0]
+
+
 def test_agreement_between_clients() -> None:
     explained = {
         "a": [view("a", (8, 8)), view("a", (8, 8))],
@@ -41,8 +53,13 @@ def test_agreement_between_clients() -> None:
     assert pairs["a", "b"]["iou"] == 1.0
     assert pairs["a", "b"]["rank_correlation"] == pytest.approx(1.0)
     assert pairs["a", "c"]["iou"] == 0.5  # once the same box, once another
-    assert found["classes"]["healthy"] == {"images": 0, "same_class": None, "iou": None, "rank_correlation": None}
-    assert found["overall"]["images"] == 6
+    assert found["classes"]["healthy"]["compared"] == 0
+    assert found["classes"]["healthy"]["iou"] is None
+    assert found["images"][0]["same_class"] == 1.0
+    assert found["images"][0]["iou"] == pytest.approx(1 / 3)  # a and b alike, c elsewhere
+    assert found["images"][1]["same_class"] == pytest.approx(1 / 3)
+    assert 0 < found["overall"]["iou_random"] < found["overall"]["iou"]
+    assert found["overall"]["compared"] == 6
     assert found["overall"]["same_class"] == pytest.approx(4 / 6)
 
 
@@ -75,6 +92,33 @@ def test_blur_keeps_the_light_and_loses_spots() -> None:
     assert float(blur(torch.full((1, 16, 24), 7.0)).sub(7).abs().max()) < 1e-3
 
 
+def test_warm_is_for_and_cool_against_and_grey_is_neither() -> None:
+    image = np.full((32, 32, 3), 128, dtype=np.uint8)
+    spoken = evidence((8, 8))
+    warm, cool = overlay(image, spoken), overlay(image, replace(spoken, lift=-1.0))
+    for drawn, shade in ((warm, WARM), (cool, COOL)):
+        assert np.abs(drawn[8, 8].astype(int) - shade).max() < 40
+        assert np.ptp(drawn[30, 30]) == 0
+    assert np.abs(overlay(image, spoken, 0.1).astype(int) - overlay(image, spoken, 0.0)).max() < 20
+
+
+def test_a_weaker_prototype_is_paler() -> None:
+    loud, quiet = evidence((8, 8)), replace(evidence((20, 20)), lift=-0.25)
+    both = Explanation("a", (0.1, 0.9), (loud, quiet))
+    assert Column("a", both, loud, None).strength == 1.0
+    assert Column("a", both, quiet, None).strength == 0.25
+
+
+def test_a_figure_has_a_red_box_for_each_client_and_none_in_the_unmarked_image() -> None:
+    image = np.zeros((32, 32, 3), dtype=np.uint8)
+    columns = [Column(name, each, each.strongest, None, True) for name in "ab" for each in [view(name, (8, 8))]]
+    across = red_columns(figure(image, columns, ["healthy", "diseased"]))
+    assert 1 + int((np.diff(across) > 20).sum()) == 2  # boxes that lie apart
+    flat = replace(columns[0].evidence, box=None)
+    without = [Column("a", Explanation("a", (0.1, 0.9), (flat,)), flat, None, False)]
+    assert not len(red_columns(figure(image, without, ["healthy", "diseased"])))
+
+
 def test_a_folder_of_explanations(parts_run: Path, tmp_path: Path) -> None:
     content = explain(parts_run, domain="b", count=3, top=2, out=tmp_path / "why", faithful=True)
     stored = json.loads((tmp_path / "why" / "explanations.json").read_text())
@@ -92,13 +136,41 @@ def test_a_folder_of_explanations(parts_run: Path, tmp_path: Path) -> None:
             assert len(client["prototypes"]) == 2
     assert any("2x2 positions" in note for note in stored["notes"])
     text = (tmp_path / "why" / "index.html").read_text()
-    assert text.count("data:image/png;base64,") == 3 * 2 + 2 + bool(stored["faithfulness"])
-    assert "http" not in text
-    if stored["faithfulness"]:
-        assert stored["faithfulness"]["fractions"] == list(FRACTIONS)
-        for curves in stored["faithfulness"]["clients"].values():
-            assert curves["deletion"][0] == pytest.approx(curves["deletion_random"][0])
-            assert curves["insertion"][0] == pytest.approx(curves["insertion_random"][0])
+    assert text.count("data:image/png;base64,") == 3 * 2 + 2 + 1
+    assert "://" not in text
+    assert stored["faithfulness"]["fractions"] == list(FRACTIONS)
+    for curves in stored["faithfulness"]["clients"].values():
+        assert curves["deletion"][0] == pytest.approx(curves["deletion_random"][0])
+        assert curves["insertion"][0] == pytest.approx(curves["insertion_random"][0])
+        assert 0 <= curves["deletion_wins"] <= 1
+    for finding in stored["findings"]:
+        assert finding in html.unescape(text)
+
+
+def test_the_report_of_a_run_shows_its_explanations_and_embeddings(parts_run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(parts_run, copy)
+    explain(copy, domain="b", count=2, faithful=True)
+    embed([copy], out=copy / "embeddings", samples=20, rounds=[0, 2])
+    found = {gallery.name: gallery for gallery in galleries(read(copy).readings)}
+    assert len(found["explanations"].pictures) == 2 + 2 + 1
+    assert found["explanations"].left_out == 0
+    assert found["explanations"].tables[0][0] == "Agreement between clients"
+    assert "overlap" in found["explanations"].text
+    assert len(found["embeddings"].pictures) == 1
+    assert len(found["embeddings"].tables[0][2]) == 2
+
+
+def test_findings_say_whether_boxes_matter() -> None:
+    def verdict(costs: float, brings: float) -> str:
+        curves = {"deletion_gap": costs, "insertion_gap": brings}
+        content = {"images": [], "agreement": None, "faithfulness": {"clients": {"a-0": curves}}}
+        (text,) = findings(content)
+        return text
+
+    assert verdict(0.3, 0.2).endswith("the box matters.")
+    assert verdict(0.0, -0.1).endswith("the box hardly explains the decision.")
+    assert verdict(0.3, 0.0).endswith("the two disagree on whether the box matters.")
 
 
 def test_images_of_the_user(parts_run: Path, tmp_path: Path) -> None:
@@ -129,8 +201,6 @@ def test_mistakes_are_named(parts_run: Path, tmp_path: Path, options: dict[str, 
 
 
 def test_projection_on_demand_gives_what_the_end_of_the_run_gave(parts_run: Path, tmp_path: Path) -> None:
-    import shutil
-
     copy = tmp_path / "copy"
     shutil.copytree(parts_run, copy)
     kept = {path.name: path.read_bytes() for path in copy.glob("clients/*.projection.safetensors")}
@@ -175,6 +245,22 @@ def test_evaluation_equals_that_of_the_run(parts_run: Path) -> None:
         evaluate(parts_run, opened.config["options"]["data"], labels="0=well,1=ill")
 
 
+def test_an_external_site_need_not_have_every_class(parts_run: Path, tmp_path: Path) -> None:
+    """Its classes are known by name, not by number."""
+    data = toy_data(tmp_path / "external", ["z"], classes=2, size=16, channels=3, test=10)
+    whole = evaluate(parts_run, data)["models"]["global"]["confusion"]
+    with np.load(tmp_path / "external" / "z.npz") as held:
+        arrays = dict(held)
+    for part in ("train", "test"):
+        ill = arrays[f"y_{part}"] == 1
+        arrays[f"x_{part}"], arrays[f"y_{part}"] = arrays[f"x_{part}"][ill], arrays[f"y_{part}"][ill] - 1
+    (tmp_path / "ill").mkdir()
+    np.savez(tmp_path / "ill" / "z.npz", **{**arrays, "classes": np.array(["class1"])})
+    found = evaluate(parts_run, str(tmp_path / "ill"))["models"]["global"]
+    assert found["confusion"] == [[0, 0], whole[1]]
+    assert found["auc"] is None
+
+
 def test_commands(parts_run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     data = OpenRun(parts_run).config["options"]["data"]
     assert main(["explain", str(parts_run), "--domain", "a", "--count", "2", "--out", str(tmp_path / "why")]) == 0
@@ -198,3 +284,22 @@ def test_figures_of_the_papers_are_drawn(tmp_path: Path, capfd: pytest.CaptureFi
     panels = json.loads((folder / "embeddings.json").read_text())["panels"]
     assert [panel["method"] for panel in panels] == ["fedavg", "i2pfl"]
     assert (folder / "embeddings.png").exists()
+
+
+def test_explanations_of_the_papers_are_drawn(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Figure 4 of FedAdapterProto: a site that took no part is explained by the others' models."""
+    sites = ["eyepacs", "idrid", "aptos"]
+    toy_data(tmp_path / "root" / "dr_fundus", sites, classes=5, train=40, test=20, size=16, channels=3)
+    words = ["reproduce", "fedadapterproto.figure4", "--data-root", str(tmp_path / "root"), "--engine", "loop"]
+    tiny = ["--rounds", "1", "--image-size", "16", "--set", "model.width=2", "--set", "prototype_dim=4"]
+    assert (
+        main([*words, *tiny, "--labels", "class0=healthy,class1-class4=diseased", "--out", str(tmp_path / "out")]) == 0
+    )
+    (drawn,) = [line for line in capfd.readouterr().out.splitlines() if line.startswith("drawn: ")]
+    page = Path(drawn.removeprefix("drawn: "))
+    content = json.loads((page.parent / "explanations.json").read_text())
+    assert page.exists()
+    assert content["clients"] == ["eyepacs-0", "idrid-0"]
+    assert {image["label"] for image in content["images"]} == {"diseased"}
+    assert content["projection"] is not None
+    assert content["faithfulness"] is not None

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from protofed.explain.maps import Box, enlarged, peak_box
+from protofed.explain.maps import Box, enlarged, even, peak_box, peak_of
 
 
 def test_gt37_boxes() -> None:
@@ -16,9 +16,37 @@ def test_gt37_boxes() -> None:
     assert peak_box(ramp) == Box(9, 10, 5, 10)
 
 
-@pytest.mark.parametrize("flat", [np.zeros((8, 8)), np.where(np.arange(64).reshape(8, 8) == 0, -1.0, 3.0)])
+@pytest.mark.parametrize(
+    "flat",
+    [
+        np.zeros((8, 8)),
+        np.where(np.arange(64).reshape(8, 8) == 0, -1.0, 3.0),
+        -7.0 + 1e-4 * np.arange(64).reshape(8, 8),  # hardly more than rounding
+    ],
+)
 def test_a_flat_map_has_no_box(flat: np.ndarray) -> None:
     assert peak_box(flat) is None
+
+
+def test_of_peaks_far_apart_the_highest_is_boxed() -> None:
+    values = np.zeros((20, 20))
+    values[16:19, 15:18] = 1.0
+    assert peak_of(values) == (Box(16, 19, 15, 18), False)  # less than 5 %, so the percentile is the ground
+    values[1:4, 1:4] = 1.0
+    values[17, 16] = 2.0
+    assert peak_of(values) == (Box(16, 19, 15, 18), True)
+    values[1:4, 1:4] = 0.0
+    values[12:15, 15:18] = 1.0  # nearer: one box around both
+    assert peak_of(values) == (Box(12, 19, 15, 18), False)
+
+
+def test_an_even_part_shows_nothing() -> None:
+    dark = np.full((3, 10, 10), 2, dtype=np.uint8)
+    assert even(dark)
+    dark[:, 0, :2] = 200  # a little of the rim
+    assert even(dark)
+    dark[:, 3:7, 3:7] = 90
+    assert not even(dark)
 
 
 def test_overlap_of_boxes() -> None:

@@ -18,7 +18,7 @@ def embed_command(
         str | None, typer.Option("--rounds", help="0,5,20: snapshots to show (default: all, and the end)")
     ] = None,
     domains: Annotated[str | None, typer.Option("--domains", help="only these domains, for example a,b")] = None,
-    label: Annotated[str | None, typer.Option("--label", help="only images of this class")] = None,
+    label: Annotated[str | None, typer.Option("--label", help="only images of this class, by name or number")] = None,
     samples: Annotated[int, typer.Option("--samples", min=8, help="most test images in a map")] = 600,
     hausdorff: Annotated[
         bool, typer.Option("--hausdorff", help="also: distance of clients' class manifolds to the union of all")
@@ -43,22 +43,6 @@ def embed_command(
     if as_json:
         print(json.dumps(content))
         return
-    keys = ("silhouette", "silhouette_map", "mixing")
-    rows = [
-        [Path(panel["run"]).name, panel["method"], str(panel["round"]), *(_number(panel[key]) for key in keys)]
-        for panel in content["panels"]
-    ]
-    heading = ["run", "method", "round", "silhouette by class", "on the map", "mixing of domains"]
-    show_table("Separation of classes and mixing of domains", heading, rows)
-    if content["hausdorff"] is not None:
-        rows = [
-            [name, str(done), _number(before), _number(after)]
-            for name, found in content["hausdorff"].items()
-            for done, before, after in zip(found["rounds"], found["before"], found["after"], strict=True)
-        ]
-        show_table("Hausdorff distance of class manifolds to the union", ["run", "round", "own", "completed"], rows)
+    for table in content["tables"]:
+        show_table(table["title"], table["columns"], table["rows"])
     console().print(f"written to {out}")
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"

@@ -14,7 +14,9 @@ def explain_command(
     run: Annotated[Path, typer.Argument(help="the folder of a finished run of a prototype method")],
     images: Annotated[Path | None, typer.Option("--images", help="a folder of images, or one image file")] = None,
     domain: Annotated[str | None, typer.Option("--domain", help="test images of this domain of the run")] = None,
-    label: Annotated[str | None, typer.Option("--label", help="with --domain: only images of this class")] = None,
+    label: Annotated[
+        str | None, typer.Option("--label", help="with --domain: only this class, by name or number")
+    ] = None,
     count: Annotated[int, typer.Option("--count", min=1, help="how many images at most")] = 8,
     clients: Annotated[str | None, typer.Option("--clients", help="a,b (default: all; global: the server's)")] = None,
     top: Annotated[int, typer.Option("--top", min=1, help="prototypes shown of each client")] = 3,
@@ -79,29 +81,9 @@ def _show(content: dict[str, Any]) -> None:
     ]
     columns = ["image", "client", "prediction", "%", "prototype", "lift", "rows, columns"]
     show_table("The prototype that spoke most", columns, rows)
-    agreed = content["agreement"]
-    if agreed is not None:
-        entries = {
-            **{" and ".join(pair["clients"]): pair for pair in agreed["pairs"]},
-            **{f"class {name}": entry for name, entry in agreed["classes"].items()},
-            "overall": agreed["overall"],
-        }
-        keys = ("same_class", "iou", "rank_correlation")
-        figures = [[name, *(_number(entry[key]) for key in keys)] for name, entry in entries.items()]
-        show_table("Agreement", ["", "same class", "IoU of boxes", "rank correlation of maps"], figures)
-    if content["projection"] is not None:
-        found = content["projection"]
-        rows = [[client, percent(found["before"][client]), percent(after)] for client, after in found["after"].items()]
-        show_table("Accuracy (%) before and after projection", ["client", "before", "after"], rows)
-    if content["faithfulness"] is not None:
-        rows = [
-            [client, f"{curves['deletion_gap']:+.3f}", f"{curves['insertion_gap']:+.3f}"]
-            for client, curves in content["faithfulness"]["clients"].items()
-        ]
-        show_table("Probability: the box against random ones", ["client", "blurred away", "put in"], rows)
+    for table in content["tables"]:
+        show_table(table["title"], table["columns"], table["rows"])
+    for finding in content["findings"]:
+        console().print(finding)
     for note in content["notes"]:
         console().print(f"note: {note}")
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"

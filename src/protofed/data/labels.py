@@ -55,13 +55,13 @@ def regroup(data: RawData, rule: str) -> RawData:
 
 
 def _old_classes(text: str, classes: Sequence[str]) -> list[int]:
-    single = _class_number(text, classes)
+    single = class_number(text, classes)
     if single is not None:
         return [single]
     # A class name may hold a dash itself, so every dash is tried as the middle of a range.
     for position, character in enumerate(text):
         if character == "-":
-            first, last = (_class_number(side.strip(), classes) for side in (text[:position], text[position + 1 :]))
+            first, last = (class_number(side.strip(), classes) for side in (text[:position], text[position + 1 :]))
             if first is not None and last is not None:
                 if first > last:
                     raise UserError(f"labels: the range {text!r} runs backwards; write the lower class first")
@@ -69,7 +69,8 @@ def _old_classes(text: str, classes: Sequence[str]) -> list[int]:
     raise unknown_name("class in labels", text, [*classes, *map(str, range(len(classes)))])
 
 
-def _class_number(text: str, classes: Sequence[str]) -> int | None:
+def class_number(text: str, classes: Sequence[str]) -> int | None:
+    """Of a class by its name, or by its number where no class is called so; None for neither."""
     if text in classes:
         return classes.index(text)
     if text.isdecimal() and int(text) < len(classes):

@@ -101,7 +101,7 @@ class Drawing(_Declared):
     domains: dict[Scale, list[str]] = {}
     """Whose test images are shown; all domains, or for explanations the first, unless named."""
     label: str | None = None
-    """Only images of this class."""
+    """Only images of this class, by name or number: sites name grades differently."""
     count: int = 8
     """Images explained."""
     hausdorff: bool = False

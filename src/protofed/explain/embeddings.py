@@ -2,6 +2,7 @@
 
 `embeddings.json`:
 
+    title        what this is; `items` and `tables`: pictures with captions, and tables of the scores, for the report
     samples      test images in every panel
     panels       for each run and round: `run`, `method`, `round`, `view` (`global`: the server's model on all domains,
                  `personal`: every client's own model on its domain), `silhouette` (by class, of the features),
@@ -9,7 +10,6 @@
     classes, domains   the names behind `y` and `domain`
     hausdorff    per run: `rounds`, and `before` and `after` completion with received features: the mean over clients
                  and classes, and `clients`: {client: {class: [values]}}; or null (see `manifold_distances`)
-    pictures     files: `embeddings.png`, and `hausdorff.png` where distances were asked for
 """
 
 import json
@@ -29,6 +29,7 @@ from protofed.data.images import Images
 from protofed.errors import UserError, unknown_name
 from protofed.experiments.reopening import GLOBAL, OpenRun, batches, snapshots_of
 from protofed.experiments.run import one_thread
+from protofed.explain.images import chosen_class
 from protofed.explain.plots import draw_embeddings, draw_hausdorff
 from protofed.models.net import Net
 from protofed.records import Features, Record
@@ -60,19 +61,21 @@ def embed(
         raise UserError("embed needs a run folder, or several on the same data")
     with one_thread():
         rows = [[OpenRun(path, done=done, with_data=True) for done in _moments(path, rounds)] for path in runs]
+        _refuse_unlike(rows)
         first = rows[0][0]
-        if len({len(row) for row in rows}) > 1:
-            raise UserError("these runs have kept different rounds; name those they all have with --rounds")
         chosen = _test_images(first, domains, label, samples)
         panels = [[_panel(opened, chosen) for opened in row] for row in rows]
         folder = Path(out)
         folder.mkdir(parents=True, exist_ok=True)
         draw_embeddings(panels, folder / "embeddings.png")
+        captions = {"embeddings.png": "t-SNE of test features, by class and by domain"}
         distances = {_title(row[0]): _over_rounds(row) for row in rows} if hausdorff else None
         if distances is not None:
             lines = {name: {key: found[key] for key in ("before", "after")} for name, found in distances.items()}
             draw_hausdorff([opened.done for opened in rows[0]], lines, folder / "hausdorff.png")
-        content = {
+            captions["hausdorff.png"] = "Hausdorff distance of clients' class manifolds to the union of all"
+        content: dict[str, Any] = {
+            "title": f"Features of {Path(first.config['data']['name']).name}",
             "samples": sum(len(images) for images in chosen.values()),
             "classes": first.classes,
             "domains": list(chosen),
@@ -82,10 +85,49 @@ def embed(
                 for panel in row
             ],
             "hausdorff": distances,
-            "pictures": ["embeddings.png", *(["hausdorff.png"] if hausdorff else [])],
+            "items": [{"image": name, "caption": words} for name, words in captions.items()],
         }
+        content["tables"] = _tables(content)
         write_atomically(folder / INDEX, json.dumps(content, allow_nan=False).encode() + b"\n")
     return content
+
+
+def _refuse_unlike(rows: Sequence[Sequence[OpenRun]]) -> None:
+    if len({len(row) for row in rows}) > 1:
+        raise UserError("these runs have kept different rounds; name those they all have with --rounds")
+    first = rows[0][0]
+    for row in rows:
+        if row[0].classes != first.classes:
+            raise UserError(f"{row[0].run.path} has other classes than {first.run.path}; give runs on the same data")
+
+
+def _tables(content: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The scores of every panel, and the distances where they were asked for."""
+    keys = ("silhouette", "silhouette_map", "mixing")
+    scores = {
+        "title": "Separation of classes and mixing of domains",
+        "columns": ["run", "method", "round", "silhouette by class", "on the map", "mixing of domains"],
+        "rows": [
+            [Path(panel["run"]).name, panel["method"], str(panel["round"]), *(_number(panel[key]) for key in keys)]
+            for panel in content["panels"]
+        ],
+    }
+    if content["hausdorff"] is None:
+        return [scores]
+    distances = {
+        "title": "Hausdorff distance of class manifolds to the union",
+        "columns": ["run", "round", "own", "completed"],
+        "rows": [
+            [name, str(done), _number(before), _number(after)]
+            for name, found in content["hausdorff"].items()
+            for done, before, after in zip(found["rounds"], found["before"], found["after"], strict=True)
+        ],
+    }
+    return [scores, distances]
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
 
 
 def _moments(path: str | Path, rounds: Sequence[int] | None) -> list[int | None]:
@@ -97,15 +139,13 @@ def _moments(path: str | Path, rounds: Sequence[int] | None) -> list[int | None]
 
 def _test_images(opened: OpenRun, domains: Sequence[str] | None, label: str | None, samples: int) -> dict[str, Images]:
     """As many test images of each domain, evenly spaced."""
-    if label is not None and label not in opened.classes:
-        raise unknown_name("class", label, opened.classes)
+    wanted = None if label is None else chosen_class(opened, label)
     known = opened.setting.dataset.domains
     names = list(domains) if domains else list(known)
     for name in names:
         if name not in known:
             raise unknown_name("domain", name, known)
     each = max(1, samples // len(names))
-    wanted = None if label is None else opened.classes.index(label)
     return {name: _spaced(_of_class(known[name].test, wanted), each) for name in names}
 
 

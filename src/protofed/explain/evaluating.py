@@ -9,11 +9,12 @@ area under the ROC curve; of more its mean over classes against the rest; null w
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from protofed.clients import write_atomically
 from protofed.data import load
@@ -21,8 +22,6 @@ from protofed.data.images import Images
 from protofed.errors import UserError
 from protofed.experiments.reopening import GLOBAL, OpenRun, batches
 from protofed.experiments.run import one_thread
-
-Part = Literal["test", "train", "all"]
 
 
 def evaluate(
@@ -48,12 +47,8 @@ def evaluate(
         dataset = load(
             data, data_root=data_root, domains=domains, labels=labels, image_size=(height, width), channels=channels
         )
-        if list(dataset.classes) != opened.classes:
-            raise UserError(
-                f"{data} has the classes {', '.join(dataset.classes)}, the run {', '.join(opened.classes)}; regroup "
-                'them with --labels, for example --labels "0=healthy,1-4=diseased"'
-            )
-        sets = {name: _images(domain.train, domain.test, part) for name, domain in dataset.domains.items()}
+        numbers = _numbers(dataset.classes, opened, data)
+        sets = {name: _images(domain.train, domain.test, part, numbers) for name, domain in dataset.domains.items()}
         names = list(clients) if clients else [*opened.clients, *([GLOBAL] if opened.has_global else [])]
         content = {
             "run": str(opened.run.path),
@@ -68,10 +63,21 @@ def evaluate(
     return content
 
 
-def _images(train: Images, test: Images, part: str) -> Images:
-    if part == "all":
-        return Images(torch.cat([train.x, test.x]), torch.cat([train.y, test.y]))
-    return train if part == "train" else test
+def _numbers(classes: Sequence[str], opened: OpenRun, data: str) -> Tensor:
+    """The run's number of each class of the data, which need not have all of them."""
+    known = {name: k for k, name in enumerate(opened.classes)}
+    if not known.keys() >= set(classes):
+        labels = opened.config["options"].get("labels") or "0=healthy,1-4=diseased"
+        raise UserError(
+            f"{data} has the classes {', '.join(classes)}, the run {', '.join(known)}; regroup them with --labels, for "
+            f'example --labels "{labels}"'
+        )
+    return torch.tensor([known[name] for name in classes])
+
+
+def _images(train: Images, test: Images, part: str, numbers: Tensor) -> Images:
+    chosen = {"train": [train], "test": [test], "all": [train, test]}[part]
+    return Images(torch.cat([images.x for images in chosen]), numbers[torch.cat([images.y for images in chosen])])
 
 
 def _scores(opened: OpenRun, client: str, sets: dict[str, Images]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from protofed.errors import UserError
 from protofed.experiments.reopening import OpenRun, batches
-from protofed.explain.maps import COARSE, Box, enlarged, peak_box
+from protofed.explain.maps import COARSE, Box, enlarged, peak_box, peak_of
 from protofed.method import At, Method
 from protofed.models.groups import part
 from protofed.models.net import Net
@@ -51,6 +51,8 @@ class Evidence:
     """Around the peak of the map; None: the map is flat."""
     positions: tuple[int, int]
     """Size of the map before it was enlarged."""
+    scattered: bool = False
+    """Whether the map has other peaks far from the box."""
 
     @property
     def speaks_for(self) -> bool:
@@ -245,6 +247,7 @@ def _explanations(
     for i in range(len(x)):
         chosen = _ranked(lift[i])[:top]
         large = enlarged(maps[i][chosen], size).float().cpu().numpy()
+        peaks = [peak_of(values) for values in large]
         evidence = tuple(
             Evidence(
                 prototype=j if len(labels) > probabilities.shape[1] else int(labels[j]),
@@ -253,10 +256,11 @@ def _explanations(
                 contribution=float(contribution[i, j]),
                 lift=float(lift[i, j]),
                 map=large[rank],
-                box=peak_box(large[rank]),
+                box=None if peak is None else peak.box,
                 positions=positions,
+                scattered=peak is not None and peak.scattered,
             )
-            for rank, j in enumerate(chosen)
+            for rank, (j, peak) in enumerate(zip(chosen, peaks, strict=True))
         )
         result.append(Explanation(client, tuple(probabilities[i].tolist()), evidence))
     return result

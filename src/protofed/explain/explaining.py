@@ -2,6 +2,7 @@
 
 `explanations.json`:
 
+    title, text    what this is, in words; `items` and `tables`: pictures with captions, and tables, for the report
     run            method, data, path and rounds of the run
     clients        names of the models that were asked, `global` for the server's
     projected      whether the models were asked with their prototypes moved onto training patches
@@ -9,11 +10,13 @@
                    `clients`: for each `client`, `predicted`, `probability`, `probabilities`, `agrees` (with the image's
                    class; null where that is unknown) and `prototypes`: those that spoke most, each with
                    `prototype`, `class`, `similarity`, `contribution`, `lift`, `for` (it speaks for the prediction),
-                   `box` [top, bottom, left, right) in pixels or null for a flat map, `positions` of the map
+                   `box` [top, bottom, left, right) in pixels or null for a flat map, `positions` of the map,
+                   `scattered` (it has other peaks far from the box)
     agreement      between clients (see `agreement`), or null for a single one; `agreement_pictures`: files
     faithfulness   `fractions`, `pictures` and per client the curves (see `Curves`), or null
     projection     accuracy `before` and `after` per client, or null
-    notes          what to know: maps that are too coarse, flat maps
+    findings       how far the pictures can be believed, in sentences
+    notes          what to know: maps that are too coarse, flat maps, several peaks
     seconds_per_image, cpu_seconds_per_image   for all clients together, pictures included
 """
 
@@ -35,15 +38,20 @@ from protofed.explain.agreement import agreement
 from protofed.explain.evidence import Explanation, explain_with, source_patches
 from protofed.explain.faithfulness import FRACTIONS, faithfulness
 from protofed.explain.images import Chosen, from_domain, from_files
+from protofed.explain.maps import even
 from protofed.explain.page import page
 from protofed.explain.pictures import Column, colour, figure, matrix
 from protofed.explain.plots import draw_curves
+from protofed.explain.wording import ABOUT, findings, tables
 from protofed.federation import Federation, RunFolder, Watch
 from protofed.seeding import numpy_generator
 
 INDEX = "explanations.json"
 
 _COSTLY = 0.05
+"""Accuracy that a projection may cost without a word."""
+_COMPRESSION = 4
+"""Of PNG files: half the time of the usual 6, a few percent larger. Nothing costs more in an explanation."""
 
 
 def explain(
@@ -133,12 +141,14 @@ class _Made:
         """explanations.json."""
         opened = self._opened
         several = len(self._clients) > 1
-        agreed = agreement(self._views, opened.classes) if several else None
+        agreed = agreement(self._views, opened.classes, opened.config["seed"]) if several else None
         projection = accuracies or opened.run.summary.get("projection")
-        return {
+        method, data = opened.config["method"]["name"], opened.config["data"]["name"]
+        content: dict[str, Any] = {
+            "title": f"Why: {method} on {Path(data).name}",
             "run": {
-                "method": opened.config["method"]["name"],
-                "data": opened.config["data"]["name"],
+                "method": method,
+                "data": data,
                 "path": str(opened.run.path),
                 "rounds": opened.done,
             },
@@ -153,6 +163,22 @@ class _Made:
             "seconds_per_image": round(self._seconds, 4),
             "cpu_seconds_per_image": round(self._cpu_seconds, 4),
         }
+        content["findings"] = findings(content)
+        return content | {
+            "text": " ".join([ABOUT, *content["findings"], *(f"{note}." for note in content["notes"])]),
+            "items": self._items(content),
+            "tables": list(tables(content).values()),
+        }
+
+    def _items(self, content: Mapping[str, Any]) -> list[dict[str, str]]:
+        """The pictures that the report of the run shows: of each image that of the strongest prototypes."""
+        shown = [
+            {"image": image["pictures"][0], "caption": ": ".join(filter(None, (image["name"], image["label"])))}
+            for image in content["images"]
+        ]
+        curves = content["faithfulness"]["pictures"] if content["faithfulness"] else []
+        others = {"agreement of clients": content["agreement_pictures"], "deletion and insertion": curves}
+        return shown + [{"image": name, "caption": words} for words, names in others.items() for name in names]
 
     def _image(self, number: int) -> dict[str, Any]:
         label = self._chosen.labels[number]
@@ -170,15 +196,18 @@ class _Made:
         ranks = min(len(views[number].evidence) for views in self._views.values())
         names = []
         for rank in range(ranks):
-            columns = [
-                Column(client, views[number], spoken, self._sources[client].get(spoken.prototype))
-                for client, views in self._views.items()
-                for spoken in [views[number].evidence[rank]]
-            ]
+            columns = [self._column(client, number, rank) for client in self._clients]
             name = f"{number:03d}-prototype{rank + 1}.png"
-            figure(image, columns, self._opened.classes).save(self._folder / name)
+            figure(image, columns, self._opened.classes).save(self._folder / name, compress_level=_COMPRESSION)
             names.append(name)
         return names
+
+    def _column(self, client: str, number: int, rank: int) -> Column:
+        """What one client says about one image, by one of its prototypes."""
+        view, label = self._views[client][number], self._chosen.labels[number]
+        spoken = view.evidence[rank]
+        right = None if label < 0 else view.predicted == label
+        return Column(client, view, spoken, self._sources[client].get(spoken.prototype), right)
 
     def _agreement_pictures(self, agreed: Mapping[str, Any]) -> list[str]:
         names = []
@@ -223,7 +252,26 @@ class _Made:
         flat = sum(each.box is None for each in strongest)
         if flat:
             notes.append(f"{flat} of {len(strongest)} maps are flat: nothing stands out, so they have no box")
+        scattered = sum(each.scattered for each in strongest)
+        if scattered:
+            notes.append(
+                f"{scattered} of {len(strongest)} maps have peaks far apart: the box is around the highest, so look at "
+                "the map as well"
+            )
+        blank = sum(
+            self._shows_nothing(client, number) for client in self._clients for number in range(len(self._chosen.names))
+        )
+        if blank:
+            notes.append(
+                f"{blank} of {len(strongest)} boxes are around an even part of the image, such as its dark rim: what "
+                "the model goes by there is nothing that a reader sees"
+            )
         return notes
+
+    def _shows_nothing(self, client: str, number: int) -> bool:
+        box = self._views[client][number].strongest.box
+        image = self._chosen.pixels[number].numpy()
+        return box is not None and even(image[:, box.top : box.bottom, box.left : box.right])
 
 
 def _view(explanation: Explanation, label: int, classes: Sequence[str]) -> dict[str, Any]:
@@ -244,6 +292,7 @@ def _view(explanation: Explanation, label: int, classes: Sequence[str]) -> dict[
                 "for": each.speaks_for,
                 "box": None if each.box is None else list(each.box),
                 "positions": list(each.positions),
+                "scattered": each.scattered,
             }
             for each in explanation.evidence
         ],

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from protofed.experiments.reopening import OpenRun
 from protofed.explain.evidence import Evidence, Explanation, has_parts, place_projected
-from protofed.explain.maps import Box
+from protofed.explain.maps import Box, random_box
 
 FRACTIONS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Of the box's pixels."""
@@ -34,6 +34,10 @@ class Curves:
     insertion: tuple[float, ...]
     insertion_random: tuple[float, ...]
     images: int
+    deletion_wins: float
+    """Share of images in which the box costs more than random ones do on average."""
+    insertion_wins: float
+    """Share of images in which the box brings more than random ones do on average."""
 
     @property
     def deletion_gap(self) -> float:
@@ -78,17 +82,18 @@ def faithfulness(
         seen.append(probability.double().numpy().reshape(2, len(boxes), len(FRACTIONS)))
     if not seen:
         return None
-    mean = np.mean(seen, axis=0)
-    parts = (mean[0, 0], mean[0, 1:].mean(0), mean[1, 0], mean[1, 1:].mean(0))
-    deletion, by_chance, insertion, put_by_chance = (tuple(part.tolist()) for part in parts)
-    return Curves(deletion, by_chance, insertion, put_by_chance, len(seen))
-
-
-def random_box(box: Box, size: tuple[int, int], rng: np.random.Generator) -> Box:
-    """A box of the same height and width, anywhere in the image."""
-    top = int(rng.integers(0, size[0] - box.height + 1))
-    left = int(rng.integers(0, size[1] - box.width + 1))
-    return Box(top, top + box.height, left, left + box.width)
+    curves = np.stack(seen)  # [images, deletion or insertion, box or random ones, fractions]
+    boxed, chance = curves[:, :, 0], curves[:, :, 1:].mean(2)
+    ahead = boxed[:, :, -1] - chance[:, :, -1]
+    return Curves(
+        deletion=tuple(boxed[:, 0].mean(0).tolist()),
+        deletion_random=tuple(chance[:, 0].mean(0).tolist()),
+        insertion=tuple(boxed[:, 1].mean(0).tolist()),
+        insertion_random=tuple(chance[:, 1].mean(0).tolist()),
+        images=len(seen),
+        deletion_wins=float((ahead[:, 0] < 0).mean()),
+        insertion_wins=float((ahead[:, 1] > 0).mean()),
+    )
 
 
 def _by_activation(evidence: Evidence, box: Box) -> NDArray[np.int64]:

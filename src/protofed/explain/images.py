@@ -8,6 +8,7 @@ from torch import Tensor
 
 from protofed.data.files import is_image, read_images
 from protofed.data.images import to_channels
+from protofed.data.labels import class_number
 from protofed.errors import UserError, unknown_name
 from protofed.experiments.reopening import OpenRun
 
@@ -43,17 +44,22 @@ def from_domain(opened: OpenRun, domain: str, count: int | None = None, label: s
     """Test images of a domain, of every class in turn, or of one class."""
     if domain not in opened.setting.dataset.domains:
         raise unknown_name("domain", domain, opened.setting.dataset.domains)
-    if label is not None and label not in opened.classes:
-        raise unknown_name("class", label, opened.classes)
+    wanted = None if label is None else chosen_class(opened, label)
     test = opened.setting.dataset.domains[domain].test
-    chosen = _in_turn(test.y, len(opened.classes) if label is None else 0)
-    if label is not None:
-        chosen = (test.y == opened.classes.index(label)).nonzero()[:, 0].tolist()
-    chosen = chosen[:count]
+    every = _in_turn(test.y, len(opened.classes)) if wanted is None else (test.y == wanted).nonzero()[:, 0].tolist()
+    chosen = every[:count]
     if not chosen:
         raise UserError(f"{domain} has no test images of class {label}")
     taken = test.take(chosen)
-    return Chosen(taken.x, tuple(f"{domain}-{i}" for i in chosen), tuple(taken.y.tolist()), tuple(chosen))
+    return Chosen(taken.x, tuple(f"{domain} image {i}" for i in chosen), tuple(taken.y.tolist()), tuple(chosen))
+
+
+def chosen_class(opened: OpenRun, label: str) -> int:
+    """The class that a user names, or gives the number of."""
+    number = class_number(label, opened.classes)
+    if number is None:
+        raise unknown_name("class", label, opened.classes)
+    return number
 
 
 def _in_turn(y: Tensor, classes: int) -> list[int]:

@@ -5,14 +5,21 @@ from typing import NamedTuple
 import numpy as np
 import torch.nn.functional as F
 from numpy.typing import NDArray
+from scipy import ndimage
 from torch import Tensor
 
 COARSE = 8
 """Positions along a side below which a map says little about the place: a box is made of a few large squares."""
 
 PERCENTILE = 95.0
+_WIDE = 1 / 3
+"""Share of an image from which on a box tells no place: the peaks in it lie far apart."""
 _FLAT_SHARE = 0.25
-"""Largest share of an image that a peak may cover; beyond it the map is flat and a box would mean nothing."""
+"""Largest share of an image that a peak may cover; beyond it the percentile is the ground, not the peak."""
+_FLAT_RANGE = 1e-3
+"""Least range of a map, in parts of its largest value; below it a peak is hardly more than rounding."""
+_EVEN = 12
+"""Grey levels, of 256."""
 
 
 class Box(NamedTuple):
@@ -50,19 +57,60 @@ class Box(NamedTuple):
         return shared / (self.area + other.area - shared)
 
 
+def random_box(box: Box, size: tuple[int, int], rng: np.random.Generator) -> Box:
+    """A box of the same height and width, anywhere in an image."""
+    top = int(rng.integers(0, size[0] - box.height + 1))
+    left = int(rng.integers(0, size[1] - box.width + 1))
+    return Box(top, top + box.height, left, left + box.width)
+
+
 def enlarged(maps: Tensor, size: tuple[int, int]) -> Tensor:
     """Maps [..., h, w] at the size of the image, by bicubic interpolation."""
     flat = maps.reshape(-1, 1, *maps.shape[-2:])
     return F.interpolate(flat, size=size, mode="bicubic", align_corners=False).reshape(*maps.shape[:-2], *size)
 
 
-def peak_box(values: NDArray[np.floating]) -> Box | None:
+class Peak(NamedTuple):
+    """Where a map is highest."""
+
+    box: Box
+    scattered: bool
+    """There are other peaks far away, and the box is around the highest only."""
+
+
+def peak_of(values: NDArray[np.floating]) -> Peak | None:
     """The tight box around the values at or above the 95th percentile; None for a flat map.
 
-    In a flat map so many values are equal that the percentile singles out no small part of the image.
+    In a flat map all values are nearly equal, or none stands out from the many that are equal to the percentile. Where
+    the values lie so far apart that their box would tell no place, it is around the region that holds the highest.
     """
-    peak = values >= np.percentile(values, PERCENTILE)
-    if peak.mean() > _FLAT_SHARE:
+    if np.ptp(values) <= _FLAT_RANGE * np.abs(values).max():
         return None
-    rows, columns = np.nonzero(peak.any(1))[0], np.nonzero(peak.any(0))[0]
+    level = np.percentile(values, PERCENTILE)
+    upper = values >= level
+    if upper.mean() > _FLAT_SHARE:
+        upper = values > level
+    if not upper.any():
+        return None
+    box = _around(upper)
+    if box.area <= _WIDE * values.size:
+        return Peak(box, scattered=False)
+    regions, count = ndimage.label(upper)
+    return Peak(_around(regions == regions.flat[int(values.argmax())]), scattered=count > 1)
+
+
+def peak_box(values: NDArray[np.floating]) -> Box | None:
+    """The box of the peak; None for a flat map."""
+    peak = peak_of(values)
+    return None if peak is None else peak.box
+
+
+def even(part: NDArray[np.uint8]) -> bool:
+    """Whether a part of an image, [C, h, w], is nearly of one brightness, so that a reader sees nothing in it."""
+    low, high = np.percentile(part.mean(0), (5, 95))
+    return bool(high - low < _EVEN)
+
+
+def _around(chosen: NDArray[np.bool_]) -> Box:
+    rows, columns = np.nonzero(chosen.any(1))[0], np.nonzero(chosen.any(0))[0]
     return Box(int(rows[0]), int(rows[-1]) + 1, int(columns[0]), int(columns[-1]) + 1)

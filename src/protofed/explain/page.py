@@ -7,122 +7,107 @@ from pathlib import Path
 from typing import Any
 
 from protofed.experiments.figures import percent
+from protofed.explain.wording import ABOUT, tables
 
 _STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #1e1e1e; background: #fff; margin: 2rem auto; max-width: 72rem;
+:root { color-scheme: light }
+body { font: 15px/1.5 system-ui, sans-serif; color: #1e1e1e; background: #fff; margin: 2rem auto; max-width: 62rem;
   padding: 0 1rem }
-h1 { font-size: 1.5rem } h2 { font-size: 1.15rem; margin-top: 2.2rem; border-top: 1px solid #ddd; padding-top: 1rem }
-img { max-width: 100%; height: auto }
-table { border-collapse: collapse; margin: .6rem 0 } th, td { padding: .15rem .7rem; text-align: right }
-th { border-bottom: 2px solid #888 } th:first-child, td:first-child { text-align: left }
-tr:nth-child(even) td { background: #f5f5f5 } .note { color: #8a3b00 } .warm { color: #b8430b } .cool { color: #2171b5 }
-summary { cursor: pointer }
+h1 { font-size: 1.6rem; margin-bottom: .2rem }
+h2 { font-size: 1.2rem; margin-top: 2.4rem; border-top: 1px solid #ddd; padding-top: 1.2rem }
+p, li { max-width: 46rem } img { max-width: 100%; height: auto; display: block } .side img { margin-right: 2rem }
+.side { display: flex; flex-wrap: wrap } .scroll { overflow-x: auto }
+table { border-collapse: collapse; margin: .6rem 0; font-size: .92rem; font-variant-numeric: tabular-nums }
+th, td { padding: .2rem .7rem; text-align: right } th { border-bottom: 2px solid #888; vertical-align: bottom }
+th:first-child, td:first-child { text-align: left; white-space: nowrap }
+tr:nth-child(even) td { background: #f5f5f5 } tr:last-child td { border-bottom: 1px solid #bbb }
+.note { color: #8a3b00 } .about { color: #555 } summary { cursor: pointer; color: #2171b5; margin: .4rem 0 }
 """
 
 
 def page(content: Mapping[str, Any], folder: Path) -> str:
     """The page for the content of explanations.json, whose pictures lie in `folder`."""
-    run = content["run"]
+    run, images = content["run"], content["images"]
+    models = "1 model" if len(content["clients"]) == 1 else f"{len(content['clients'])} models"
     blocks = [
-        f"<h1>Why: {escape(run['method'])} on {escape(run['data'])}</h1>",
-        f"<p>{len(content['images'])} images, {len(content['clients'])} models. The red box is around the "
-        "places where the prototype that spoke most was found, the upper 5 % of its map. In maps "
-        '<b class="warm">warm</b> places speak for the prediction, <b class="cool">cool</b> ones against it.</p>',
+        f"<h1>{escape(content['title'])}</h1>",
+        f'<p class="about">{len(images)} images seen by {models} after {run["rounds"]} rounds'
+        f"{', with prototypes moved onto training patches' if content['projected'] else ''}.</p>",
+        f"<p>{escape(ABOUT)}</p>",
+        f"<ul>{''.join(f'<li>{escape(text)}</li>' for text in content['findings'])}</ul>",
         *(f'<p class="note">{escape(note)}</p>' for note in content["notes"]),
-        *_agreement(content, folder),
-        *_faithfulness(content["faithfulness"], folder),
-        *_projection(content["projection"]),
     ]
-    for image in content["images"]:
-        blocks += _image(image, folder)
+    for number, image in enumerate(images):
+        blocks += _image(image, content["agreement"]["images"][number] if content["agreement"] else None, folder)
+    pictures = {
+        "agreement": content["agreement_pictures"],
+        "faithfulness": content["faithfulness"]["pictures"] if content["faithfulness"] else [],
+    }
+    for name, table in tables(content).items():
+        blocks += [f"<h2>{escape(table['title'])}</h2>", _table(table["columns"], table["rows"])]
+        shown = (_picture(folder / picture, table["title"]) for picture in pictures.get(name, []))
+        blocks.append(f'<div class="side">{"".join(shown)}</div>')
     return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Explanations</title>'
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(content['title'])}</title>"
         f"<style>{_STYLE}</style></head><body>{''.join(blocks)}</body></html>\n"
     )
 
 
-def _image(image: Mapping[str, Any], folder: Path) -> list[str]:
-    truth = f", in truth {escape(image['label'])}" if image["label"] else ""
-    blocks = [f"<h2>{escape(image['name'])}{truth}</h2>", _picture(folder / image["pictures"][0], image["name"])]
-    blocks.append(
-        _table(
-            ["client", "prediction", "%", "prototype", "of class", "similarity", "contribution", "lift", "box"],
-            [
-                [
-                    view["client"],
-                    view["predicted"],
-                    percent(view["probability"]),
-                    f"#{spoken['prototype']}",
-                    spoken["class"],
-                    f"{spoken['similarity']:.3f}",
-                    f"{spoken['contribution']:+.3f}",
-                    f"{spoken['lift']:+.3f}",
-                    "flat map" if spoken["box"] is None else "rows {}-{}, columns {}-{}".format(*spoken["box"]),
-                ]
-                for view in image["clients"]
-                for spoken in view["prototypes"]
-            ],
-        )
-    )
+def _image(image: Mapping[str, Any], agreed: Mapping[str, Any] | None, folder: Path) -> list[str]:
+    truth = f": {escape(image['label'])}" if image["label"] else ""
+    blocks = [
+        f"<h2>{escape(image['name'])}{truth}</h2>",
+        f"<p>{escape(_said(image, agreed))}</p>",
+        _picture(folder / image["pictures"][0], image["name"]),
+    ]
     for rank, name in enumerate(image["pictures"][1:], start=2):
-        blocks.append(f"<details><summary>prototype {rank} of each client</summary>")
+        blocks.append(f"<details><summary>Prototype {rank} of each client</summary>")
         blocks.append(_picture(folder / name, f"{image['name']}, prototype {rank}") + "</details>")
+    blocks.append(f"<details><summary>Figures of these prototypes</summary>{_prototypes(image)}</details>")
     return blocks
 
 
-def _agreement(content: Mapping[str, Any], folder: Path) -> list[str]:
-    found = content["agreement"]
-    if found is None:
-        return []
+def _said(image: Mapping[str, Any], agreed: Mapping[str, Any] | None) -> str:
+    """Who says what, and how far those who say the same point at the same part."""
+    views = image["clients"]
+    votes = {view["predicted"]: sum(each["predicted"] == view["predicted"] for each in views) for view in views}
+    said = ", ".join(f"{count} of {len(views)} models say {name}" for name, count in votes.items())
+    if agreed is None or agreed["iou"] is None:
+        return f"{said}."
+    return (
+        f"{said}. Where two agree, their boxes overlap by {agreed['iou']:.2f} (random ones by "
+        f"{agreed['iou_random']:.2f}), the rank correlation of their maps is {agreed['rank_correlation']:.2f}."
+    )
+
+
+def _prototypes(image: Mapping[str, Any]) -> str:
+    columns = ["client", "prediction", "%", "prototype", "of class", "similarity", "contribution", "lift", "box"]
     rows = [
-        *([" and ".join(pair["clients"]), *_figures(pair)] for pair in found["pairs"]),
-        *([f"class {name}", *_figures(entry)] for name, entry in found["classes"].items()),
-        ["overall", *_figures(found["overall"])],
+        [
+            view["client"],
+            view["predicted"],
+            percent(view["probability"]),
+            f"#{spoken['prototype']}",
+            spoken["class"],
+            f"{spoken['similarity']:.3f}",
+            f"{spoken['contribution']:+.3f}",
+            f"{spoken['lift']:+.3f}",
+            "flat map" if spoken["box"] is None else "rows {}-{}, columns {}-{}".format(*spoken["box"]),
+        ]
+        for view in image["clients"]
+        for spoken in view["prototypes"]
     ]
-    heading = ["", "compared", "same class", "boxes, IoU", "maps, rank correlation"]
-    pictures = [_picture(folder / name, "agreement") for name in content["agreement_pictures"]]
-    return ["<h2>Agreement between clients</h2>", _table(heading, rows), *pictures]
-
-
-def _figures(entry: Mapping[str, Any]) -> list[str]:
-    return [
-        str(entry["images"]),
-        *("-" if entry[key] is None else f"{entry[key]:.2f}" for key in ("same_class", "iou", "rank_correlation")),
-    ]
-
-
-def _faithfulness(found: Mapping[str, Any] | None, folder: Path) -> list[str]:
-    if found is None:
-        return []
-    heading = ["client", "boxes", "blurred: box", "random", "put in: box", "random"]
-    ends = ("deletion", "deletion_random", "insertion", "insertion_random")
-    rows = [
-        [client, str(curves["images"]), *(f"{curves[key][-1]:.3f}" for key in ends)]
-        for client, curves in found["clients"].items()
-    ]
-    return [
-        "<h2>Does the box matter?</h2>",
-        "<p>Probability of the predicted class after the box, or a random one of its size, is blurred away in the "
-        "image or put into the blurred image.</p>",
-        _table(heading, rows),
-        *(_picture(folder / name, "deletion and insertion curves") for name in found["pictures"]),
-    ]
-
-
-def _projection(found: Mapping[str, Any] | None) -> list[str]:
-    if found is None:
-        return []
-    rows = [[client, percent(found["before"][client]), percent(after)] for client, after in found["after"].items()]
-    text = "<p>Accuracy (%) before and after every prototype is moved onto the nearest training patch.</p>"
-    return ["<h2>Projection</h2>", text, _table(["client", "before", "after"], rows)]
+    return _table(columns, rows)
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     head = "".join(f"<th>{escape(column)}</th>" for column in columns)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table><tr>{head}</tr>{body}</table>"
+    return f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div>'
 
 
 def _picture(path: Path, words: str) -> str:
     data = base64.b64encode(path.read_bytes()).decode()
-    return f'<p><img alt="{escape(words)}" src="data:image/png;base64,{data}"></p>'
+    return f'<img alt="{escape(words)}" src="data:image/png;base64,{data}">'

@@ -1,6 +1,7 @@
 """Charts of explanations and embeddings, by matplotlib, which is imported when one is drawn."""
 
 from collections.abc import Mapping, Sequence
+from colorsys import hsv_to_rgb
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,8 @@ from numpy.typing import NDArray
 
 from protofed.errors import UserError
 
-# Okabe and Ito's colours, which the colour-blind can tell apart, then shades for more classes.
+# Okabe and Ito's colours, which the colour-blind can tell apart, then two more.
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#f0e442", "#000000", "#8c564b", "#999999")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">")
 
 
 def _pyplot() -> Any:
@@ -43,21 +43,40 @@ def draw_curves(curves: Mapping[str, Mapping[str, Any]], fractions: Sequence[flo
 
 
 def draw_embeddings(panels: Sequence[Sequence[Mapping[str, Any]]], path: Path) -> None:
-    """A grid of t-SNE maps: a row per run, a column per round; colour is the class, shape the domain."""
+    """t-SNE maps, a row per run and a column per round (of single rounds a column per run), coloured by class.
+
+    Where there are several domains, the same again coloured by domain below.
+    """
     pyplot = _pyplot()
+    across = [[row[0] for row in panels]] if all(len(row) == 1 for row in panels) else panels
+    first = across[0][0]
+    kinds = ["class", "domain"] if len(first["domains"]) > 1 else ["class"]
     figure, axes = pyplot.subplots(
-        len(panels), len(panels[0]), figsize=(3.4 * len(panels[0]) + 1.6, 3.3 * len(panels)), squeeze=False
+        len(across) * len(kinds),
+        len(across[0]),
+        figsize=(3.3 * len(across[0]) + 1.6, 3.2 * len(across) * len(kinds)),
+        squeeze=False,
+        layout="constrained",
     )
-    for row, panel_row in zip(axes, panels, strict=True):
-        for axis, panel in zip(row, panel_row, strict=True):
-            _scatter(axis, panel)
-    first = panels[0][0]
-    handles = [
-        *(_mark(pyplot, COLOURS[k % len(COLOURS)], "o", name) for k, name in enumerate(first["classes"])),
-        *(_mark(pyplot, "#777777", _MARKERS[d % len(_MARKERS)], name) for d, name in enumerate(first["domains"])),
-    ]
-    figure.legend(handles=handles, loc="center right", fontsize=7, frameon=False)
-    figure.tight_layout(rect=(0, 0, 1 - 1.3 / figure.get_figwidth(), 1))
+    for number, row in enumerate(axes):
+        kind = kinds[number % len(kinds)]
+        for axis, panel in zip(row, across[number // len(kinds)], strict=True):
+            _scatter(axis, panel, kind)
+            if kind == "class":
+                axis.set_title(panel["title"], fontsize=8)
+        row[0].set_ylabel(f"by {kind}", fontsize=9)
+        names = first["classes" if kind == "class" else "domains"]
+        handles = [_mark(pyplot, shade, name) for shade, name in zip(_palette(len(names)), names, strict=True)]
+        columns = 1 + (len(names) - 1) // 16
+        row[-1].legend(
+            handles=handles,
+            title=kind,
+            loc="center left",
+            bbox_to_anchor=(1, 0.5),
+            fontsize=7,
+            ncols=columns,
+            frameon=False,
+        )
     _save(figure, path)
 
 
@@ -83,26 +102,25 @@ def _numbers(values: Sequence[float | None]) -> NDArray[np.float64]:
     return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
 
 
-def _scatter(axis: Any, panel: Mapping[str, Any]) -> None:
-    points, y, domain = (np.asarray(panel[key]) for key in ("points", "y", "domain"))
-    for k in range(len(panel["classes"])):
-        for d in range(len(panel["domains"])):
-            chosen = (y == k) & (domain == d)
-            axis.scatter(
-                points[chosen, 0],
-                points[chosen, 1],
-                s=9,
-                alpha=0.8,
-                linewidths=0,
-                color=COLOURS[k % len(COLOURS)],
-                marker=_MARKERS[d % len(_MARKERS)],
-            )
+def _scatter(axis: Any, panel: Mapping[str, Any], kind: str) -> None:
+    """All points in one call, so that no class lies on top of the others."""
+    points = np.asarray(panel["points"])
+    groups, names = ("y", "classes") if kind == "class" else ("domain", "domains")
+    shades = _palette(len(panel[names]))
+    axis.scatter(points[:, 0], points[:, 1], s=9, alpha=0.8, linewidths=0, c=[shades[group] for group in panel[groups]])
     axis.set(xticks=[], yticks=[])
-    axis.set_title(panel["title"], fontsize=8)
 
 
-def _mark(pyplot: Any, colour: str, marker: str, name: str) -> Any:
-    return pyplot.Line2D([], [], linestyle="", marker=marker, color=colour, label=name)
+def _palette(count: int) -> list[str]:
+    """As many colours; of many the hues are evenly spaced, since no set tells them apart at a glance."""
+    if count <= len(COLOURS):
+        return list(COLOURS[:count])
+    shades = (hsv_to_rgb(k / count, 0.85, 0.55 + 0.4 * (k % 2)) for k in range(count))
+    return ["#" + "".join(f"{round(255 * part):02x}" for part in shade) for shade in shades]
+
+
+def _mark(pyplot: Any, colour: str, name: str) -> Any:
+    return pyplot.Line2D([], [], linestyle="", marker="o", color=colour, label=name)
 
 
 def _save(figure: Any, path: Path) -> None:

@@ -21,12 +21,12 @@ def redraw(result: Reproduction, out: Path) -> list[Path]:
         if len(runs) < len(block["methods"]):
             continue  # another shard is still at it
         shown = drawing.domains.get(result.content["scale"])
-        folder = out / dataset / drawing.kind
         if drawing.kind == "embeddings":
+            folder = out / dataset / "embeddings"
             embed(runs, out=folder, domains=shown, label=drawing.label, hausdorff=drawing.hausdorff)
             made.append(folder / "embeddings.png")
         else:
-            made += [_explained(run, drawing, shown, folder) for run in runs]
+            made += [_explained(run, drawing, shown) for run in runs]
     return made
 
 
@@ -36,7 +36,9 @@ def _first_runs(block: dict[str, Any], out: Path) -> list[Path]:
     return [out / paths[0] for paths in found if paths]
 
 
-def _explained(run: Path, drawing: Drawing, shown: list[str] | None, folder: Path) -> Path:
+def _explained(run: Path, drawing: Drawing, shown: list[str] | None) -> Path:
+    """In the run's own folder, where its report finds it: with projected patches, and whether boxes matter."""
     domain = shown[0] if shown else next(iter(Run(run).config["data"]["domains"]))
-    explain(run, domain=domain, label=drawing.label, count=drawing.count, out=folder)
+    folder = run / "explanations"
+    explain(run, domain=domain, label=drawing.label, count=drawing.count, project=True, faithful=True, out=folder)
     return folder / "index.html"

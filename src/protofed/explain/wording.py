@@ -1,0 +1,127 @@
+"""What a folder of explanations says, in words and tables: for its page, the command line and the report of a run."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from protofed.experiments.figures import percent
+
+ABOUT = (
+    "The red box is around the upper 5 % of the map, where the prototype that spoke most was found; the part in it is "
+    "enlarged below, and below that stands the client's own training patch that comes nearest to the prototype, if it "
+    "was looked up. Warm places look like a prototype that speaks for the prediction, cool ones like one that speaks "
+    "against it; grey places no more than an average place of the image. The paler a map, the less its prototype says."
+)
+
+Table = dict[str, Any]
+
+
+def tables(content: Mapping[str, Any]) -> dict[str, Table]:
+    """By name: `agreement`, `faithfulness`, `projection`, as far as there are; each a title, columns and rows."""
+    made = {
+        "agreement": _agreement(content["agreement"]),
+        "faithfulness": _faithfulness(content["faithfulness"]),
+        "projection": _projection(content["projection"]),
+    }
+    return {name: table for name, table in made.items() if table is not None}
+
+
+def _agreement(found: Mapping[str, Any] | None) -> Table | None:
+    if found is None:
+        return None
+    entries = {
+        **{" and ".join(pair["clients"]): pair for pair in found["pairs"]},
+        **{f"class {name}": entry for name, entry in found["classes"].items()},
+        "overall": found["overall"],
+    }
+    keys = ("same_class", "iou", "iou_random", "rank_correlation")
+    return {
+        "title": "Agreement between clients",
+        "columns": ["", "compared", "same class", "boxes: IoU", "IoU of random boxes", "maps: rank correlation"],
+        "rows": [
+            [name, str(each["compared"]), *(_number(each[key]) for key in keys)] for name, each in entries.items()
+        ],
+    }
+
+
+def _faithfulness(found: Mapping[str, Any] | None) -> Table | None:
+    if found is None:
+        return None
+    rows = []
+    for client, curves in found["clients"].items():
+        row = [client, str(curves["images"])]
+        for kind in ("deletion", "insertion"):
+            ends = (curves[kind][0], curves[kind][-1], curves[f"{kind}_random"][-1])
+            row += [*(f"{value:.2f}" for value in ends), f"{100 * curves[f'{kind}_wins']:.0f} %"]
+        rows.append(row)
+    blurred = ["image as it is", "box blurred", "random box blurred", "box costs more in"]
+    put_in = ["all blurred", "box put in", "random box put in", "box brings more in"]
+    return {
+        "title": "Does the box matter? Probability of the prediction",
+        "columns": ["client", "boxes", *blurred, *put_in],
+        "rows": rows,
+    }
+
+
+def _projection(found: Mapping[str, Any] | None) -> Table | None:
+    if found is None:
+        return None
+    return {
+        "title": "Accuracy (%) before and after every prototype is moved onto its nearest training patch",
+        "columns": ["client", "before", "after"],
+        "rows": [
+            [client, percent(found["before"][client]), percent(after)] for client, after in found["after"].items()
+        ],
+    }
+
+
+def findings(content: Mapping[str, Any]) -> list[str]:
+    """How far the pictures can be believed, in sentences."""
+    return [*_on_predictions(content), *_on_agreement(content["agreement"]), *_on_boxes(content["faithfulness"])]
+
+
+def _on_predictions(content: Mapping[str, Any]) -> Iterator[str]:
+    known = [image for image in content["images"] if image["label"] is not None]
+    if known:
+        right = {
+            client: sum(image["clients"][number]["agrees"] for image in known)
+            for number, client in enumerate(content["clients"])
+        }
+        counted = ", ".join(f"{client} {count}" for client, count in right.items())
+        yield f"Right on these {len(known)} images: {counted}."
+
+
+def _on_agreement(found: Mapping[str, Any] | None) -> Iterator[str]:
+    overall = found["overall"] if found is not None else None
+    if overall is None:
+        return
+    text = f"Two clients predict the same class in {100 * overall['same_class']:.0f} % of the cases"
+    if overall["iou"] is None:
+        yield f"{text}; where they do, there are no two boxes to compare."
+        return
+    yield (
+        f"{text}; where they do, their boxes overlap by {overall['iou']:.2f} (IoU; random boxes of these sizes by "
+        f"{overall['iou_random']:.2f}) and their maps have the rank correlation {overall['rank_correlation']:.2f}."
+    )
+
+
+def _on_boxes(found: Mapping[str, Any] | None) -> Iterator[str]:
+    if found is None:
+        yield "Whether the boxes matter to the decision has not been tried; --faithfulness does."
+        return
+    for client, curves in found["clients"].items():
+        costs, brings = curves["deletion_gap"], curves["insertion_gap"]
+        verdict = "the box matters" if min(costs, brings) > _MATTERS else "the box hardly explains the decision"
+        if max(costs, brings) > _MATTERS >= min(costs, brings):
+            verdict = "the two disagree on whether the box matters"
+        yield (
+            f"{client}: blurring the box away costs {costs:+.2f} of probability beyond a random box, putting it into "
+            f"the blurred image brings {brings:+.2f}: {verdict}."
+        )
+
+
+_MATTERS = 0.02
+"""Probability by which a box must beat random ones to be said to matter."""
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
