@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 DEMO := runs/demo
+SIDE_BY_SIDE := --numprocesses 2 --dist worksteal
 
 .PHONY: setup demo test test-all lint types bench clean
 
@@ -29,10 +30,10 @@ types: setup
 	$(BIN)/mypy
 
 test: lint types
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not slow"
 
 test-all: lint types
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
 bench: setup
 	$(BIN)/python -m benchmarks.suite --write
