@@ -41,7 +41,7 @@ def test_one_client_without_penalty_is_local_sgd_bit_for_bit(make_data, tiny_run
     model = laid_out(setting.model, setting.layout)
     for round in range(2):
         at = setting.at(round, "a-0")
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-5)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-5, fused=True)
         order, chance = at.rng("order"), at.rng("augment")
         model.train()
         for _ in range(2):
