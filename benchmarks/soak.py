@@ -70,7 +70,7 @@ class Torment:
             if server_dies and done >= server_dies:
                 server_dies = 0
                 self.federation.kill("server")
-                self.deeds.append((done + 1, "server killed, resumed"))
+                self._note(done, "server killed, resumed")
                 self.federation.start_server("--resume", "--round-timeout", str(self.timeout), "--min-sites", "1")
             elif not self.federation.runs("server") and done < self.rounds:
                 raise RuntimeError(f"the server has ended: {self.federation.log('server')[-2000:]}")
@@ -84,8 +84,12 @@ class Torment:
             return
         name = self.chance.choice(alive)
         self.federation.kill(name)
-        self.deeds.append((done + 1, f"{name} killed"))
+        self._note(done, f"{name} killed")
         self._down[name] = time.monotonic() + self.chance.uniform(0, self.every)
+
+    def _note(self, done: int, deed: str) -> None:
+        self.deeds.append((done + 1, deed))
+        print(f"round {done + 1}: {deed}", file=sys.stderr, flush=True)
 
     def _bring_back(self) -> None:
         for name, when in list(self._down.items()):
@@ -95,19 +99,21 @@ class Torment:
 
 
 @contextmanager
-def loopback(dataset: Dataset) -> Iterator[Loopback]:
-    """In a temporary folder."""
-    with tempfile.TemporaryDirectory(prefix="protofed-soak-") as folder:
-        federation = Loopback(Path(folder), dataset)
+def loopback(dataset: Dataset, keep: Path | None = None) -> Iterator[Loopback]:
+    """In a temporary folder, or in one that stays, with everybody's logs."""
+    with tempfile.TemporaryDirectory(prefix="protofed-soak-") as temporary:
+        folder = keep or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        federation = Loopback(folder, dataset)
         try:
             yield federation
         finally:
             federation.end()
 
 
-def soak(sites: int, rounds: int, every: float, timeout: float, seed: int) -> str:
+def soak(sites: int, rounds: int, every: float, timeout: float, seed: int, keep: Path | None = None) -> str:
     """The table of a tormented run."""
-    with loopback(many_sites(sites)) as federation:
+    with loopback(many_sites(sites), keep) as federation:
         limits = ["--round-timeout", str(timeout), "--wait", str(_START_SECONDS)]
         federation.start_server("i2pfl", "--rounds", str(rounds), *limits, *_OPTIONS)
         for name in federation.sites:
@@ -152,10 +158,11 @@ def main() -> None:
     parser.add_argument("--every", type=float, default=20.0, help="seconds between kills, on average")
     parser.add_argument("--round-timeout", type=float, default=90.0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep", type=Path, help="a new folder in which run, sites and logs stay")
     parser.add_argument("--write", action="store_true", help="into benchmarks/results/soak.md")
     given = parser.parse_args()
     start, load_before = time.perf_counter(), os.getloadavg()[0]
-    body = soak(given.sites, given.rounds, given.every, given.round_timeout, given.seed)
+    body = soak(given.sites, given.rounds, given.every, given.round_timeout, given.seed, given.keep)
     command = f"python -m benchmarks.soak {' '.join(sys.argv[1:])}".strip()
     text = report("A deployment under fire", command, body, time.perf_counter() - start, load_before)
     print(text)
