@@ -11,7 +11,7 @@ pytest.importorskip("flwr")
 
 import httpx
 
-from protofed.deploy.keys import make_keys, server_keys, site_keys
+from protofed.deploy.keys import make_keys, revoke, server_keys, site_keys
 from protofed.deploy.link import Link
 from protofed.deploy.programs import free_port
 from protofed.deploy.superlink import SECRET_HEADER
@@ -107,3 +107,15 @@ def _activate(site: Any) -> int:
         except httpx.HTTPStatusError as refusal:
             return refusal.response.status_code
     return 200
+
+
+def test_members_are_those_whose_keys_are_there(keys: Path, link: Link) -> None:
+    """Keys come and go while the server works."""
+    assert set(link.admit_members()) == {"north"}
+    make_keys(keys, site_keys(keys / "sites/north").server, ["late"])
+    assert set(link.admit_members()) == {"north", "late"}
+    assert _activate(site_keys(keys / "sites/late")) == 200
+    assert {node.name: node.online for node in link.nodes()}["late"]
+    revoke(keys, "late")
+    assert set(link.admit_members()) == {"north"}
+    assert _activate(site_keys(keys / "sites/late")) == 412

@@ -119,15 +119,18 @@ class Link:
         from flwr.proto.control_pb2 import RegisterNodeRequest, UnregisterNodeRequest
 
         wanted = {name: public_bytes(path) for name, path in self._keys.sites().items()}
-        known = {node.name: node for node in self.nodes()}
-        with self._administration() as control:
-            for name, node in known.items():
-                if wanted.get(name) != node.public_key:
-                    control.UnregisterNode(UnregisterNodeRequest(node_id=node.node))
-            for name, key in wanted.items():
-                if name not in known or known[name].public_key != key:
-                    control.RegisterNode(RegisterNodeRequest(public_key=key, name=name))
-        return {node.name: node.node for node in self.nodes() if wanted.get(node.name) == node.public_key}
+        nodes = self.nodes()
+        members = {node.name: node.public_key for node in nodes}
+        if members != wanted:
+            with self._administration() as control:
+                for node in nodes:
+                    if wanted.get(node.name) != node.public_key:
+                        control.UnregisterNode(UnregisterNodeRequest(node_id=node.node))
+                for name, key in wanted.items():
+                    if members.get(name) != key:
+                        control.RegisterNode(RegisterNodeRequest(public_key=key, name=name))
+            nodes = self.nodes()
+        return {node.name: node.node for node in nodes if wanted.get(node.name) == node.public_key}
 
     # A run
 
