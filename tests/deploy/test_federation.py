@@ -101,6 +101,20 @@ def test_a_site_that_is_away_at_the_end_has_time_to_come_back(
     assert all(list((three.folder / "state" / name).glob("runs/*/model.safetensors")) for name in ("a", "b", "c"))
 
 
+def test_the_server_does_not_train(three: Federation) -> None:
+    """Not even to say how long it will take: that is up to the sites' machines."""
+
+    class Watches:
+        estimates = 0
+
+        def run_estimate(self, run: Any, seconds: float) -> None:
+            self.estimates += 1
+
+    watches = Watches()
+    three.run("i2pfl", callbacks=[watches])
+    assert watches.estimates == 0
+
+
 # Faults. A client that is left out of a round in one process is the reference for a site that gave no answer.
 
 
@@ -244,6 +258,23 @@ def test_too_few_sites_begin_the_round_again(three: Federation) -> None:
     equal(three, run, reference(three, "i2pfl"))
 
 
+def test_a_run_ends_where_too_few_members_are_left_and_goes_on_with_fewer(three: Federation) -> None:
+    class Revokes:
+        def round_end(self, run: Any, record: Any) -> None:
+            if "c" in three.members:
+                three.members.remove("c")
+
+    patience = Patience(min_sites=3, round_timeout=0.3, wait=1.0)
+    with pytest.raises(UserError, match="--min-sites 3 is more than the members, a, b; admit others"):
+        three.run("i2pfl", patience=patience, callbacks=[Revokes()])
+    run = three.run("i2pfl", resume=True, patience=Patience(min_sites=2, round_timeout=0.3, wait=1.0))
+    assert [(event["client"], event["event"]) for event in run.rounds[1]["events"]] == [
+        ("c-0", "left out"),
+        ("c", "not evaluated"),
+    ]
+    assert run.complete
+
+
 def test_a_late_site_joins(three: Federation) -> None:
     three.online.discard("c")
     del three.members[2]
@@ -354,7 +385,7 @@ def test_a_site_that_does_not_come_is_named(three: Federation) -> None:
 
 
 def test_more_sites_than_there_are_cannot_be_asked_for(three: Federation) -> None:
-    with pytest.raises(UserError, match="--min-sites 4 is more than there are members: a, b, c"):
+    with pytest.raises(UserError, match="--min-sites 4 is more than the members, a, b, c"):
         three.run("i2pfl", patience=Patience(min_sites=4))
     assert not (three.folder / "run").exists()
 
@@ -458,7 +489,7 @@ def test_errors_are_told_and_logged_without_their_text(
             return super().upload(net, data, at)
 
     register("leaky")(Leaky)
-    with pytest.raises(RuntimeError, match="failed in round 1"):
+    with pytest.raises(UserError, match=r"every client failed in round 1.*ValueError.*tried 1 times; --resume goes on"):
         three.run("leaky", rounds=1)
     assert any(b"ValueError" in reply for reply in three.grid.carried)
     assert not any(b"bad image" in reply for reply in three.grid.carried)

@@ -238,16 +238,20 @@ class _Server:
             members = list(self._engine.nodes)
             if not members:
                 raise UserError("nobody may take part: there are no public keys of sites; see protofed deploy keys")
-            if (self._patience.min_sites or 0) > len(members):
-                raise UserError(
-                    f"--min-sites {self._patience.min_sites} is more than there are members: {', '.join(members)}"
-                )
+            self._refuse_too_few_members()
             return Census.taken(dict(sorted(self._hellos(members).items())), self._fixed_shape())
         told = json.loads((self._folder.path / _MEMBERS).read_text())
         self._identity = told["run"]
         census = Census.read(told["census"], _MEMBERS)
         self._hellos(list(census.sites))
         return census
+
+    def _refuse_too_few_members(self) -> None:
+        """More than there are would never come."""
+        members, wanted = self._engine.nodes, self._patience.min_sites or 1
+        if wanted > len(members):
+            named = ", ".join(members) or "nobody"
+            raise UserError(f"--min-sites {wanted} is more than the members, {named}; admit others, or ask for fewer")
 
     def _hellos(self, members: Sequence[str]) -> dict[str, Hello]:
         """What they say of themselves, once enough of them are there."""
@@ -320,9 +324,12 @@ class _Server:
                 record = next(federation.rounds())
             except TooFew as problem:
                 tries += 1
+                reason = str(problem).splitlines()[0]
                 if tries == _TRIES:
-                    raise
-                log.warning("%s; trying again", str(problem).splitlines()[0])
+                    raise UserError(
+                        f"{reason}; tried {tries} times; --resume goes on when the sites are back"
+                    ) from None
+                log.warning("%s; trying again", reason)
                 time.sleep(_PAUSE * tries)
                 continue
             tries = 0
@@ -332,6 +339,7 @@ class _Server:
     def _look_after_members(self, federation: Federation) -> None:
         """Shut out whose key was revoked, and let in who has come late."""
         self._engine.nodes = self._link.admit_members()
+        self._refuse_too_few_members()
         assert self._engine.terms is not None
         census = self._engine.terms.census
         late = [name for name in self._engine.nodes if name not in census.sites and name not in self._turned_away]
