@@ -67,11 +67,11 @@ class BareLoop:
 
 def save_work(setting: Setting, path: Path) -> None:
     """All that another program needs to do the same work."""
-    plan = setting.plan
+    plan, pool = setting.plan, setting.dataset.pooled_train()
     work: dict[str, Any] = {
         "model": deepcopy(setting.model),
-        "x": setting.pool.x,
-        "y": setting.pool.y,
+        "x": pool.x,
+        "y": pool.y,
         "normalise": setting.dataset.normalise,
         "clients": {client: torch.from_numpy(setting.partition.train[client]) for client in setting.partition.clients},
         "seed": setting.seed,

@@ -4,6 +4,7 @@ python -m benchmarks.soak --sites 8 --rounds 20
 """
 
 import argparse
+import json
 import os
 import random
 import sys
@@ -21,8 +22,9 @@ import protofed
 from benchmarks import RESULTS, report, table
 from protofed.data import Dataset, Domain, Images, load
 from protofed.deploy.loopback import Loopback
+from protofed.seeding import generator
 
-_OPTIONS = ("--model", "mlp", "--set", "model.hidden=32", "--epochs", "2")
+_OPTIONS = ("--model", "lenet5", "--epochs", "2")
 _PER_SITE = 200
 _START_SECONDS = 600.0
 _PAUSE = 0.2
@@ -35,16 +37,15 @@ def many_sites(sites: int) -> Dataset:
     domains = {}
     for number in range(sites):
         source = sources[number % len(sources)]
-        turn = number // len(sources)
-        parts = [_part(images, turn) for images in (source.train, source.test)]
+        parts = [_part(images, f"{number}", part) for part, images in (("train", source.train), ("test", source.test))]
         domains[f"site{number:02d}"] = Domain(f"site{number:02d}", *parts)
     return Dataset("digits", digits.classes, domains, digits.normalise)
 
 
-def _part(images: Images, turn: int) -> Images:
-    """Every so-many-th image, because some domains are sorted by label; another turn begins one later."""
-    count = min(_PER_SITE, len(images))
-    return images.take((torch.arange(count) * len(images) // count + turn) % len(images))
+def _part(images: Images, *whose: str) -> Images:
+    """Some images by lot."""
+    lot = torch.randperm(len(images), generator=generator(0, "soak", *whose))
+    return images.take(lot[:_PER_SITE])
 
 
 @dataclass
@@ -54,29 +55,37 @@ class Torment:
     federation: Loopback
     chance: random.Random
     every: float
-    """Seconds between kills of sites, on average."""
+    """Rounds between kills of sites, on average: by the clock, a slow machine would see nothing but kills."""
     rounds: int
     timeout: float
     deeds: list[tuple[int, str]] = field(default_factory=list)
     """What was done while which round was under way."""
     _down: dict[str, float] = field(default_factory=dict)
+    _pace: float = 1.0
+    """Seconds that the last complete round has taken."""
 
     def run(self) -> None:
         """Until the server is done."""
         server_dies = self.rounds // 2
         while self.federation.runs("server") or self.federation.rounds() < self.rounds:
             time.sleep(_PAUSE)
-            done = self.federation.rounds()
+            done = self._look()
             if server_dies and done >= server_dies:
                 server_dies = 0
                 self.federation.kill("server")
-                self.deeds.append((done + 1, "server killed, resumed"))
+                self._note(done, "server killed, resumed")
                 self.federation.start_server("--resume", "--round-timeout", str(self.timeout), "--min-sites", "1")
             elif not self.federation.runs("server") and done < self.rounds:
                 raise RuntimeError(f"the server has ended: {self.federation.log('server')[-2000:]}")
             self._bring_back()
-            if 0 < done < self.rounds - 1 and self.chance.random() < _PAUSE / self.every:
+            if 0 < done < self.rounds - 1 and self.chance.random() < _PAUSE / (self.every * self._pace):
                 self._kill_a_site(done)
+
+    def _look(self) -> int:
+        """Rounds that are complete."""
+        complete = (self.federation.out / "rounds.jsonl").read_text().split("\n")[:-1]
+        self._pace = json.loads(complete[-1])["seconds"]["total"]
+        return len(complete)
 
     def _kill_a_site(self, done: int) -> None:
         alive = [name for name in self.federation.sites if self.federation.runs(name)]
@@ -84,8 +93,12 @@ class Torment:
             return
         name = self.chance.choice(alive)
         self.federation.kill(name)
-        self.deeds.append((done + 1, f"{name} killed"))
-        self._down[name] = time.monotonic() + self.chance.uniform(0, self.every)
+        self._note(done, f"{name} killed")
+        self._down[name] = time.monotonic() + self.chance.uniform(0, self._pace)
+
+    def _note(self, done: int, deed: str) -> None:
+        self.deeds.append((done + 1, deed))
+        print(f"round {done + 1}: {deed}", file=sys.stderr, flush=True)
 
     def _bring_back(self) -> None:
         for name, when in list(self._down.items()):
@@ -95,19 +108,21 @@ class Torment:
 
 
 @contextmanager
-def loopback(dataset: Dataset) -> Iterator[Loopback]:
-    """In a temporary folder."""
-    with tempfile.TemporaryDirectory(prefix="protofed-soak-") as folder:
-        federation = Loopback(Path(folder), dataset)
+def loopback(dataset: Dataset, keep: Path | None = None) -> Iterator[Loopback]:
+    """In a temporary folder, or in one that stays, with everybody's logs."""
+    with tempfile.TemporaryDirectory(prefix="protofed-soak-") as temporary:
+        folder = keep or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        federation = Loopback(folder, dataset)
         try:
             yield federation
         finally:
             federation.end()
 
 
-def soak(sites: int, rounds: int, every: float, timeout: float, seed: int) -> str:
+def soak(sites: int, rounds: int, every: float, timeout: float, seed: int, keep: Path | None = None) -> str:
     """The table of a tormented run."""
-    with loopback(many_sites(sites)) as federation:
+    with loopback(many_sites(sites), keep) as federation:
         limits = ["--round-timeout", str(timeout), "--wait", str(_START_SECONDS)]
         federation.start_server("i2pfl", "--rounds", str(rounds), *limits, *_OPTIONS)
         for name in federation.sites:
@@ -135,27 +150,33 @@ def _told(rounds: list[dict[str, Any]], deeds: list[tuple[int, str]]) -> str:
                 ", ".join(unseen) or "-",
                 "; ".join(reasons) or "-",
                 ", ".join(done) or "-",
+                _percent(line["accuracy"]["global"]["average"]),
                 f"{line['seconds']['total']:.1f}",
             ]
         )
-    heading = ["round", "uploads", "left out", "not evaluated", "reasons", "done to it", "seconds"]
+    heading = ["round", "uploads", "left out", "not evaluated", "reasons", "done to it", "accuracy (%)", "seconds"]
     kills = sum("site" in what for _, what in deeds)
     return (
         f"{table(heading, rows)}\n\n{kills} kills of sites, one of the server; all {len(rounds)} rounds are complete."
     )
 
 
+def _percent(accuracy: float | None) -> str:
+    return "-" if accuracy is None else f"{100 * accuracy:.1f}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sites", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--every", type=float, default=20.0, help="seconds between kills, on average")
+    parser.add_argument("--every", type=float, default=1.0, help="rounds between kills of sites, on average")
     parser.add_argument("--round-timeout", type=float, default=90.0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep", type=Path, help="a new folder in which run, sites and logs stay")
     parser.add_argument("--write", action="store_true", help="into benchmarks/results/soak.md")
     given = parser.parse_args()
     start, load_before = time.perf_counter(), os.getloadavg()[0]
-    body = soak(given.sites, given.rounds, given.every, given.round_timeout, given.seed)
+    body = soak(given.sites, given.rounds, given.every, given.round_timeout, given.seed, given.keep)
     command = f"python -m benchmarks.soak {' '.join(sys.argv[1:])}".strip()
     text = report("A deployment under fire", command, body, time.perf_counter() - start, load_before)
     print(text)

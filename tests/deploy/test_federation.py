@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from protofed.method import knob
 from protofed.methods.i2pfl import I2PFL
 from protofed.records import Bytes, Weights, encode
 from protofed.registry import register
-from protofed.testing import results_of
+from protofed.testing import results_of, toy_data
 
 
 def reference(three: Federation, method: str, out: str = "reference", **options: Any) -> dict[str, Any]:
@@ -79,6 +80,39 @@ def test_a_site_keeps_its_model_and_a_report(three: Federation) -> None:
     model = report_file.with_name("model.safetensors")
     assert model.stat().st_size > 0
     assert not (run.path / "clients").exists() or not list((run.path / "clients").iterdir())
+
+
+def test_a_site_that_is_away_at_the_end_has_time_to_come_back(
+    three: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "_PAUSE", 0.05)
+    away = 2
+
+    def comes_back(envelope: bytes, site: Any) -> bytes | None:
+        nonlocal away
+        if Question.read(envelope).ask == "finish" and away:
+            away -= 1
+            raise ConnectionError
+        return site(envelope)
+
+    three.between("b", comes_back)
+    three.run("i2pfl", patience=Patience(round_timeout=5.0, wait=1.0))
+    assert away == 0
+    assert all(list((three.folder / "state" / name).glob("runs/*/model.safetensors")) for name in ("a", "b", "c"))
+
+
+def test_the_server_does_not_train(three: Federation) -> None:
+    """Not even to say how long it will take: that is up to the sites' machines."""
+
+    class Watches:
+        estimates = 0
+
+        def run_estimate(self, run: Any, seconds: float) -> None:
+            self.estimates += 1
+
+    watches = Watches()
+    three.run("i2pfl", callbacks=[watches])
+    assert watches.estimates == 0
 
 
 # Faults. A client that is left out of a round in one process is the reference for a site that gave no answer.
@@ -224,6 +258,23 @@ def test_too_few_sites_begin_the_round_again(three: Federation) -> None:
     equal(three, run, reference(three, "i2pfl"))
 
 
+def test_a_run_ends_where_too_few_members_are_left_and_goes_on_with_fewer(three: Federation) -> None:
+    class Revokes:
+        def round_end(self, run: Any, record: Any) -> None:
+            if "c" in three.members:
+                three.members.remove("c")
+
+    patience = Patience(min_sites=3, round_timeout=0.3, wait=1.0)
+    with pytest.raises(UserError, match="--min-sites 3 is more than the members, a, b; admit others"):
+        three.run("i2pfl", patience=patience, callbacks=[Revokes()])
+    run = three.run("i2pfl", resume=True, patience=Patience(min_sites=2, round_timeout=0.3, wait=1.0))
+    assert [(event["client"], event["event"]) for event in run.rounds[1]["events"]] == [
+        ("c-0", "left out"),
+        ("c", "not evaluated"),
+    ]
+    assert run.complete
+
+
 def test_a_late_site_joins(three: Federation) -> None:
     three.online.discard("c")
     del three.members[2]
@@ -299,10 +350,44 @@ def test_versions_must_be_the_same(three: Federation) -> None:
         three.run("i2pfl")
 
 
+def test_a_site_looks_at_the_servers_version_too(three: Federation) -> None:
+    """Also where a run is resumed, after the server was brought up to date and the sites were not."""
+    newer = b'"weights": null, "protofed": "9'
+    three.between("b", lambda envelope, site: site(envelope.replace(newer[:-1] + b"0", newer)))
+    with pytest.raises(UserError, match=r"b: it runs protofed 0.*the server 9.*install the same"):
+        three.run("i2pfl")
+
+
+def test_shapes_must_be_the_same(three: Federation) -> None:
+    larger_images_for(three, "b")
+    with pytest.raises(UserError, match="the images of b are 1x10x10, those of a 1x8x8; give --image-size"):
+        three.run("i2pfl")
+    assert not (three.folder / "run").exists()
+
+
+def test_shapes_may_differ_where_the_run_fixes_one(three: Federation) -> None:
+    larger_images_for(three, "b")
+    options: dict[str, Any] = {"image_size": 8, "set": {**OPTIONS["set"], "data.channels": 1}}
+    equal(three, three.run("i2pfl", **options), reference(three, "i2pfl", **options))
+
+
+def larger_images_for(three: Federation, name: str) -> None:
+    file = Path(toy_data(three.folder / "larger", (name,), size=10)) / f"{name}.npz"
+    for place in (Path(three.data), three.folder / "own" / name):
+        shutil.copy(file, place)
+    three.sites[name] = three.site(name)
+
+
 def test_a_site_that_does_not_come_is_named(three: Federation) -> None:
     three.online.discard("b")
     with pytest.raises(UserError, match="missing: b"):
         three.run("i2pfl")
+
+
+def test_more_sites_than_there_are_cannot_be_asked_for(three: Federation) -> None:
+    with pytest.raises(UserError, match="--min-sites 4 is more than the members, a, b, c"):
+        three.run("i2pfl", patience=Patience(min_sites=4))
+    assert not (three.folder / "run").exists()
 
 
 def test_fewer_sites_may_begin(three: Federation) -> None:
@@ -404,7 +489,7 @@ def test_errors_are_told_and_logged_without_their_text(
             return super().upload(net, data, at)
 
     register("leaky")(Leaky)
-    with pytest.raises(RuntimeError, match="failed in round 1"):
+    with pytest.raises(UserError, match=r"every client failed in round 1.*ValueError.*tried 1 times; --resume goes on"):
         three.run("leaky", rounds=1)
     assert any(b"ValueError" in reply for reply in three.grid.carried)
     assert not any(b"bad image" in reply for reply in three.grid.carried)

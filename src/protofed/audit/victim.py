@@ -151,7 +151,8 @@ def _last_upload(folder: RunFolder, like: Record, client: str, bits: int | None)
 def _outsiders(setting: Setting, client: str) -> Images:
     """Images of the same source that the client did not train on: its hold-out, or its domain's test set."""
     kept = setting.partition.holdout[client]
-    return setting.pool.take(kept) if len(kept) else setting.dataset.domains[setting.partition.domain[client]].test
+    dataset, domain = setting.dataset, setting.partition.domain[client]
+    return dataset.take_train(kept) if len(kept) else dataset.domains[domain].test
 
 
 def _rows_in(value: Any, path: str = "") -> Iterator[SentRows]:

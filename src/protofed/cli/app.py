@@ -105,7 +105,7 @@ def _terminate(_signal: int, _frame: FrameType | None) -> NoReturn:
 
 def _stopped(code: int) -> int:
     print(
-        "stopped; finished rounds are kept: run goes on with --resume, compare and sweep with the same words",
+        "stopped; what is finished is kept: run and deploy server go on with --resume, others with the same words",
         file=sys.stderr,
     )
     return code

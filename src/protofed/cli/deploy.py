@@ -178,4 +178,5 @@ def _show_site(site: Any, server: str, rules: Any) -> None:
     show_table(f"Images of {site.name}, {shape}, for the server at {server}", ["class", "train", "test"], rows)
     for warning in site.dataset.warnings:
         console().print(f"warning: {warning}")
-    console().print(f"policy: {', '.join(f'{key}={value}' for key, value in rules.items()) or 'everything is allowed'}")
+    allowed = [f"{rule}={','.join(value) if isinstance(value, tuple) else value}" for rule, value in rules.items()]
+    console().print(f"policy: {'; '.join(allowed) or 'everything is allowed'}")

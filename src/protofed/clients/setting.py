@@ -80,14 +80,9 @@ class Setting:
     def _position(self) -> dict[str, int]:
         return {client: index for index, client in enumerate(self.partition.clients)}
 
-    @property
-    def pool(self) -> Images:
-        """The training images of all domains; partitions index into it."""
-        return self.dataset.pooled_train()
-
     @cached_property
     def _labels(self) -> Tensor:
-        """Those of the pool; whoever asks for labels only should not have the pixels copied."""
+        """Those of the pooled training set."""
         return self.dataset.pooled_labels()
 
     @cached_property

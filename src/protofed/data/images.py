@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -93,14 +93,6 @@ class Dataset:
                     f"domain {name!r} needs another name: letters, digits and _ . - only, and none of "
                     + ", ".join(_TAKEN_NAMES)
                 )
-        # The pixels exist once: what the domains train on are views of the pool.
-        pool = _pooled([domain.train for domain in self.domains.values()])
-        views = {
-            name: replace(self.domains[name], train=Images(pool.x[where], pool.y[where]))
-            for name, where in ((name, slice(span.start, span.stop)) for name, span in self.offsets.items())
-        }
-        object.__setattr__(self, "_pool", pool)
-        object.__setattr__(self, "domains", views)
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -129,26 +121,24 @@ class Dataset:
         return where
 
     def pooled_train(self) -> Images:
-        """The training images of all domains, in the order of the domains; partitions index into this."""
-        pool: Images = vars(self)["_pool"]
-        return pool
+        """The training images of all domains, in the order of the domains, as a copy; partitions index into this."""
+        return Images(torch.cat([domain.train.x for domain in self.domains.values()]), self.pooled_labels())
 
     def take_train(self, indices: Indices) -> Images:
         """Training images by their place in the pooled training set, in that order; the rest is not touched."""
-        return self.pooled_train().take(indices)
+        chosen = torch.as_tensor(indices, dtype=torch.int64)
+        # However they were read, and whoever else is there, a client's images lie in memory in one way: augmentation
+        # would otherwise round differently.
+        taken = Images(torch.empty(len(chosen), *self.image_shape, dtype=torch.uint8), torch.empty_like(chosen))
+        for name, where in self.offsets.items():
+            here = (chosen >= where.start) & (chosen < where.stop)
+            part = self.domains[name].train.take(chosen[here] - where.start)
+            taken.x[here], taken.y[here] = part.x, part.y
+        return taken
 
     def pooled_labels(self) -> Tensor:
-        """The labels of the pooled training set."""
-        return self.pooled_train().y
-
-
-def _pooled(parts: Sequence[Images]) -> Images:
-    """All parts one behind the other; a single one as it is, without a copy."""
-    return (
-        parts[0]
-        if len(parts) == 1
-        else Images(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))
-    )
+        """The labels of the pooled training set, without a copy of its pixels."""
+        return torch.cat([domain.train.y for domain in self.domains.values()])
 
 
 def to_channels(x: Tensor, channels: int) -> Tensor:

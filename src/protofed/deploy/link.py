@@ -1,7 +1,6 @@
 """The server's end of Flower: its SuperLink, who may connect to it, and the grid over which sites are reached."""
 
 import hashlib
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from protofed.deploy import superlink
 from protofed.deploy.keys import ServerKeys, host_and_port, public_bytes
-from protofed.deploy.programs import Program, Ready, new_secret, wait_for
+from protofed.deploy.programs import Program, Ready, flower_program, new_secret, wait_for
 from protofed.engines.grid import prepare_flower
 from protofed.errors import UserError
 
@@ -88,7 +87,7 @@ class Link:
             "--database": state / "state.db",
             "--superexec-auth-secret-file": self._secret_file,
         }
-        command = [sys.executable, "-P", superlink.__file__, str(self._secret_file)]
+        command = [*flower_program(superlink), str(self._secret_file)]
         command += ["--host", self._bind, "--port", str(self._port), "--enable-supernode-auth"]
         command += ["--isolation", "process", "--disable-runtime-dependency-installation"]
         command += [part for option, path in files.items() for part in (option, str(path.resolve()))]
@@ -120,15 +119,18 @@ class Link:
         from flwr.proto.control_pb2 import RegisterNodeRequest, UnregisterNodeRequest
 
         wanted = {name: public_bytes(path) for name, path in self._keys.sites().items()}
-        known = {node.name: node for node in self.nodes()}
-        with self._administration() as control:
-            for name, node in known.items():
-                if wanted.get(name) != node.public_key:
-                    control.UnregisterNode(UnregisterNodeRequest(node_id=node.node))
-            for name, key in wanted.items():
-                if name not in known or known[name].public_key != key:
-                    control.RegisterNode(RegisterNodeRequest(public_key=key, name=name))
-        return {node.name: node.node for node in self.nodes() if wanted.get(node.name) == node.public_key}
+        nodes = self.nodes()
+        members = {node.name: node.public_key for node in nodes}
+        if members != wanted:
+            with self._administration() as control:
+                for node in nodes:
+                    if wanted.get(node.name) != node.public_key:
+                        control.UnregisterNode(UnregisterNodeRequest(node_id=node.node))
+                for name, key in wanted.items():
+                    if members.get(name) != key:
+                        control.RegisterNode(RegisterNodeRequest(public_key=key, name=name))
+            nodes = self.nodes()
+        return {node.name: node.node for node in nodes if wanted.get(node.name) == node.public_key}
 
     # A run
 

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,14 @@ import numpy as np
 import torch
 
 from protofed.data import Dataset
-from protofed.deploy.keys import make_keys
+from protofed.deploy.keys import make_keys, server_keys
+from protofed.deploy.link import Link
 from protofed.deploy.programs import free_port
 from protofed.errors import UserError
 from protofed.testing import results_of
 
 _PATIENCE = 20.0
+_PAUSE = 0.05
 
 
 class Loopback:
@@ -69,11 +72,20 @@ class Loopback:
 
     def wait_for_rounds(self, number: int, seconds: float) -> None:
         """Until so many rounds are complete."""
+        self.wait_until(lambda: self.rounds() >= number, seconds)
+
+    def wait_until(self, happened: Callable[[], bool], seconds: float) -> None:
+        """Until something has happened while the server is at work."""
         deadline = time.monotonic() + seconds
-        while self.rounds() < number:
+        while not happened():
             if not self.runs("server") or time.monotonic() > deadline:
                 raise UserError(f"the server has come to round {self.rounds()}: {self.log('server')}")
-            time.sleep(0.05)
+            time.sleep(_PAUSE)
+
+    def online(self, name: str) -> bool:
+        """Whether the server counts a site among those that are connected."""
+        nodes = Link(server_keys(self.keys), self.address).nodes()
+        return any(node.online for node in nodes if node.name == name)
 
     def wait(self, name: str, seconds: float) -> int:
         """The exit code of a party, when it has ended by itself."""

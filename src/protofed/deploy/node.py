@@ -10,9 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from protofed.deploy import supernode
 from protofed.deploy.keys import SiteKeys
 from protofed.deploy.link import runtime_client
 from protofed.deploy.programs import Program, Ready, flower_program, free_port, new_secret, wait_for
+from protofed.deploy.supernode import pause_after
 from protofed.engines.grid import packed, unpacked
 from protofed.errors import UserError
 
@@ -20,6 +22,7 @@ log = logging.getLogger("protofed")
 
 _START_SECONDS = 120.0
 _PAUSE = 0.1
+_LONGEST_PAUSE = 0.5
 _COMEBACKS = 3
 """How often a node that ended is started again before its end is taken for an answer."""
 _COMEBACK_PAUSE = 5.0
@@ -49,7 +52,7 @@ class SiteNode:
         self._answers = 0
         self._address = f"127.0.0.1:{port}"
         self._secret = new_secret(self._state / "secret")
-        command = flower_program("flower-supernode")
+        command = flower_program(supernode)
         command += ["--superlink", self._keys.server, "--host", "127.0.0.1", "--port", str(port)]
         command += ["--root-certificates", str(self._keys.authority.resolve())]
         command += ["--auth-supernode-private-key", str(self._keys.private.resolve())]
@@ -60,7 +63,7 @@ class SiteNode:
     def serve(self, answer: Answer, over: Callable[[], bool]) -> None:
         """Answer what comes, until it is over."""
         assert self._program is not None, "start comes first"
-        client, comebacks = runtime_client(self._address, self._secret, None), 0
+        client, comebacks, last = runtime_client(self._address, self._secret, None), 0, time.monotonic()
         try:
             while not over():
                 if self._program.ended:
@@ -70,13 +73,14 @@ class SiteNode:
                     client = runtime_client(self._address, self._secret, None)
                 token = self._next(client)
                 if token is None:
-                    time.sleep(_PAUSE)
+                    time.sleep(pause_after(time.monotonic() - last, _LONGEST_PAUSE))
                 else:
                     comebacks = 0
                     try:
                         self._do(token, answer)
                     except Exception as error:  # too late for the round, or the run was stopped: the next one counts
                         log.warning("an answer did not get through (%s)", type(error).__name__)
+                    last = time.monotonic()
             self._let_go()
         finally:
             client.close()

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 
 from protofed.engines.grid import prepare_flower
 from protofed.engines.workers import die_with_parent
@@ -70,11 +71,9 @@ class Program:
         self._process.wait()
 
 
-def flower_program(name: str) -> list[str]:
-    """How a program of Flower is called in this environment, whatever the search path is."""
-    modules = {"flower-supernode": ("flwr.supernode.cli", "flower_supernode")}
-    module, function = modules[name]
-    return [sys.executable, "-c", f"from {module} import {function}; {function}()"]
+def flower_program(module: ModuleType) -> list[str]:
+    """How a program of ours around one of Flower's is called: by its file, so that nothing but Flower is imported."""
+    return [sys.executable, "-P", str(module.__file__)]
 
 
 def new_secret(path: Path) -> bytes:

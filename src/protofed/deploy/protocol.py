@@ -7,6 +7,7 @@ import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +34,14 @@ class Terms:
     census: Census
     weights: str | None
     """A hash of the file with initial weights."""
+    protofed: str
+    """The server's version."""
 
     @classmethod
     def of(cls, run: str, options: Options, census: Census) -> "Terms":
         """The terms of a run that begins here."""
         shared = {name: value for name, value in options.model_dump().items() if name not in _OWN}
-        return cls(run, shared, census, fingerprint(options.weights))
+        return cls(run, shared, census, fingerprint(options.weights), version("protofed"))
 
     def as_dict(self) -> dict[str, Any]:
         """For the wire."""
@@ -47,6 +50,7 @@ class Terms:
             "options": dict(self.options),
             "census": self.census.as_dict(),
             "weights": self.weights,
+            "protofed": self.protofed,
         }
 
     @classmethod
@@ -57,7 +61,8 @@ class Terms:
         options, weights = told.get("options"), told.get("weights")
         if not isinstance(options, dict) or not (weights is None or isinstance(weights, str)):
             raise BadMessage(f"{sender}: the message does not say what is run")
-        return cls(told["run"], options, Census.read(told.get("census"), sender), weights)
+        census = Census.read(told.get("census"), sender)
+        return cls(told["run"], options, census, weights, str(told.get("protofed")))
 
     def options_here(self, **own: Any) -> Options:
         """The options with what this machine decides for itself."""

@@ -25,6 +25,7 @@ from protofed.deploy.census import Census, Hello
 from protofed.deploy.keys import ServerKeys
 from protofed.deploy.link import Link
 from protofed.deploy.protocol import SITES, Question, Terms
+from protofed.deploy.supernode import pause_after
 from protofed.engines.grid import Parcel, exchange
 from protofed.errors import BadMessage, UserError
 from protofed.experiments.assembly import Assembly, assemble
@@ -41,6 +42,7 @@ log = logging.getLogger("protofed")
 
 _HELLO_SECONDS = 60.0
 _PAUSE = 1.0
+_LONGEST_PAUSE = 0.5
 _TRIES = 10
 """How often a round is begun again before the run is left to a later resume."""
 _MEMBERS = "sites.json"
@@ -151,14 +153,14 @@ class SitesEngine:
         for job, _ in jobs:
             if self._site(job) not in self.nodes:
                 yield job, self._failure(job, "it is no member of the federation any more")
-        for position, reply in exchange(self._grid, parcels, self._timeout):
+        for position, reply in exchange(self._grid, parcels, self._timeout, _until_the_next_look):
             yield there[position][0], self._result(there[position][0], reply)
 
     def ask(self, sites: Mapping[str, Question], timeout: float) -> Iterator[tuple[str, bytes | Failed]]:
         """Questions that are no jobs."""
         names = [name for name in sites if name in self.nodes]
         parcels = [Parcel(self.nodes[name], "query", sites[name].ask, sites[name].sealed()) for name in names]
-        for position, reply in exchange(self._grid, parcels, timeout):
+        for position, reply in exchange(self._grid, parcels, timeout, _until_the_next_look):
             yield names[position], reply
 
     def close(self) -> None:
@@ -236,12 +238,20 @@ class _Server:
             members = list(self._engine.nodes)
             if not members:
                 raise UserError("nobody may take part: there are no public keys of sites; see protofed deploy keys")
+            self._refuse_too_few_members()
             return Census.taken(dict(sorted(self._hellos(members).items())), self._fixed_shape())
         told = json.loads((self._folder.path / _MEMBERS).read_text())
         self._identity = told["run"]
         census = Census.read(told["census"], _MEMBERS)
         self._hellos(list(census.sites))
         return census
+
+    def _refuse_too_few_members(self) -> None:
+        """More than there are would never come."""
+        members, wanted = self._engine.nodes, self._patience.min_sites or 1
+        if wanted > len(members):
+            named = ", ".join(members) or "nobody"
+            raise UserError(f"--min-sites {wanted} is more than the members, {named}; admit others, or ask for fewer")
 
     def _hellos(self, members: Sequence[str]) -> dict[str, Hello]:
         """What they say of themselves, once enough of them are there."""
@@ -314,9 +324,12 @@ class _Server:
                 record = next(federation.rounds())
             except TooFew as problem:
                 tries += 1
+                reason = str(problem).splitlines()[0]
                 if tries == _TRIES:
-                    raise
-                log.warning("%s; trying again", str(problem).splitlines()[0])
+                    raise UserError(
+                        f"{reason}; tried {tries} times; --resume goes on when the sites are back"
+                    ) from None
+                log.warning("%s; trying again", reason)
                 time.sleep(_PAUSE * tries)
                 continue
             tries = 0
@@ -326,6 +339,7 @@ class _Server:
     def _look_after_members(self, federation: Federation) -> None:
         """Shut out whose key was revoked, and let in who has come late."""
         self._engine.nodes = self._link.admit_members()
+        self._refuse_too_few_members()
         assert self._engine.terms is not None
         census = self._engine.terms.census
         late = [name for name in self._engine.nodes if name not in census.sites and name not in self._turned_away]
@@ -351,7 +365,7 @@ class _Server:
             federation.notes.append({"client": f"{name}-0", "event": "joined", "reason": "it has come late"})
 
     def _say_goodbye(self, federation: Federation) -> None:
-        """Every site is sent what it would use now, and keeps its final model."""
+        """Every site is sent what it would use now, and keeps its final model; who is away has time to come back."""
         round = federation.setting.plan.rounds
         questions = {}
         for client in federation.setting.partition.clients:
@@ -359,10 +373,28 @@ class _Server:
             questions[client.rpartition("-")[0]] = Question(
                 "finish", self._engine.terms, self._ledger.accepted(client), body
             )
-        for name, reply in self._engine.ask(questions, self._patience.round_timeout):
-            problem = reply.reason if isinstance(reply, Failed) else _refusal(reply, name)
-            if problem is not None:
-                log.warning("%s has not kept its final model: %s", name, problem)
+        deadline = time.monotonic() + self._patience.round_timeout
+        while absent := self._finish(questions, max(deadline - time.monotonic(), _PAUSE)):
+            questions = {name: questions[name] for name in absent}
+            if time.monotonic() > deadline:
+                for name, reason in absent.items():
+                    log.warning("%s has not kept its final model: %s", name, reason)
+                break
+            time.sleep(_PAUSE)
+
+    def _finish(self, questions: Mapping[str, Question], seconds: float) -> dict[str, str]:
+        """Who has not answered, and why; a refusal is an answer."""
+        absent = {}
+        for name, reply in self._engine.ask(questions, seconds):
+            if isinstance(reply, Failed):
+                absent[name] = reply.reason
+            elif (refusal := _refusal(reply, name)) is not None:
+                log.warning("%s has not kept its final model: %s", name, refusal)
+        return absent
+
+
+def _until_the_next_look(waited: float) -> float:
+    return pause_after(waited, _LONGEST_PAUSE)
 
 
 def _header(reply: bytes, name: str) -> dict[str, Any]:

@@ -166,6 +166,8 @@ class Site:
     def _play(self, terms: Terms) -> "_Playing":
         """The run with these terms; the same one as before unless they have changed."""
         if self._playing is None or self._playing.terms != terms:
+            if terms.protofed != version("protofed"):
+                raise Refused(f"it runs protofed {version('protofed')}, the server {terms.protofed}; install the same")
             options = terms.options_here(**self._own)
             if ".py:" in options.method:
                 raise Refused(f"{options.method} is a file of the server's; sites run only what is installed with them")

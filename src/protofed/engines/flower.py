@@ -64,7 +64,7 @@ class FlowerEngine:
     def perform(self, jobs: Sequence[tuple[Job, Message]]) -> Iterator[tuple[Job, Result]]:
         """The results as they come."""
         parcels = [self._parcel(position, job, message) for position, (job, message) in enumerate(jobs)]
-        for position, reply in exchange(self._grid, parcels, None, _PAUSE):
+        for position, reply in exchange(self._grid, parcels, None, lambda _: _PAUSE):
             job = jobs[position][0]
             yield job, reply if isinstance(reply, Failed) else _result(reply, job)
 

@@ -3,7 +3,7 @@
 import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -34,6 +34,9 @@ _NODE_GONE = 5
 _POLLERS = 8
 """With more waiting than so many, each asks less often."""
 _GRACE = 0.05
+
+Pause = Callable[[float], float]
+"""How long to wait before the next look for replies, by the seconds since the parcels were sent."""
 
 
 def prepare_flower() -> None:
@@ -75,7 +78,7 @@ def unpacked(message: "Message", sender: str) -> bytes:
 
 
 def exchange(
-    grid: "Grid", parcels: Sequence[Parcel], timeout: float | None, pause: float = 0.1
+    grid: "Grid", parcels: Sequence[Parcel], timeout: float | None, pause: Pause
 ) -> Iterator[tuple[int, bytes | Failed]]:
     """Send all, and yield what comes back, with the position of the parcel it answers, until the time is up.
 
@@ -98,20 +101,21 @@ def exchange(
         yield from _pulled_in_time(grid, waiting, pause, timeout)
 
 
-def _pulled(grid: "Grid", waiting: dict[str, int], pause: float) -> Iterator[tuple[int, bytes | Failed]]:
+def _pulled(grid: "Grid", waiting: dict[str, int], pause: Pause) -> Iterator[tuple[int, bytes | Failed]]:
+    begin = time.monotonic()
     while waiting:
         for reply in grid.pull_messages(list(waiting)):
             yield waiting.pop(reply.metadata.reply_to_message_id), _content(reply)
         if waiting:
-            time.sleep(pause)
+            time.sleep(pause(time.monotonic() - begin))
 
 
 def _pulled_in_time(
-    grid: "Grid", waiting: dict[str, int], pause: float, timeout: float
+    grid: "Grid", waiting: dict[str, int], pause: Pause, timeout: float
 ) -> Iterator[tuple[int, bytes | Failed]]:
     """One thread for each reply: Flower waits for hours for the rest of one whose sender died while sending it."""
     come: Queue[tuple[int, bytes | Failed]] = Queue()
-    over = Event()
+    over, begin = Event(), time.monotonic()
 
     def wait_for(identity: str, position: int) -> None:
         while not over.is_set():
@@ -123,11 +127,11 @@ def _pulled_in_time(
             if replies:
                 come.put((position, _content(replies[0])))
                 return
-            over.wait(pause * max(1.0, len(waiting) / _POLLERS))
+            over.wait(pause(time.monotonic() - begin) * max(1.0, len(waiting) / _POLLERS))
 
     for identity, position in waiting.items():
         Thread(target=wait_for, args=(identity, position), daemon=True).start()
-    missing, deadline = set(waiting.values()), time.monotonic() + timeout
+    missing, deadline = set(waiting.values()), begin + timeout
     try:
         while missing:
             position, answer = come.get(timeout=max(deadline - time.monotonic(), 0.0) + _GRACE)

@@ -97,7 +97,8 @@ def carry_out(
     result = Run(folder.path)
     for warning in assembly.warnings:
         log.warning("%s", warning)
-    if any(hasattr(callback, "run_estimate") for callback in callbacks):
+    # Where clients have machines of their own, what it takes here tells nothing.
+    if not engine.scattered and any(hasattr(callback, "run_estimate") for callback in callbacks):
         left = 1 - len(result.rounds) / assembly.setting.plan.rounds
         tell(callbacks, "run_estimate", result, left * estimate_seconds(assembly) / assembly.engine.workers)
     start = time.perf_counter()

@@ -200,7 +200,8 @@ class Federation:
             for client in exchange.tally.clients:
                 self.folder.store.withdraw(client, round)
             first = exchange.failures[0]
-            who = "every client" if not exchange.tally.clients else f"{len(exchange.failures)} clients"
+            some = f"{len(exchange.failures)} of {len(participants)} clients"
+            who = some if exchange.tally.clients else "every client"
             raise TooFew(f"{who} failed in round {round + 1}; the first: {first.reason}\n{first.trace}")
         exchange.average_losses()
         self.evaluator.trained(participants)

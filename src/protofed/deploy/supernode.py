@@ -1,0 +1,45 @@
+"""Flower's SuperNode with shorter waits, run as a program of its own.
+
+Flower's looks for messages every three seconds, whatever happens. A round is a few short exchanges, and would consist
+of waiting. Here the wait follows what is going on: a node that has just answered looks often, an idle one seldom.
+
+    python -P supernode.py [arguments of flower-supernode ...]
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+_SHORTEST, _LONGEST = 0.1, 3.0
+_SHARE = 0.1
+
+
+def pause_after(silence: float, longest: float = _LONGEST) -> float:
+    """Seconds until the next look: what comes has waited a tenth of the silence before it at most."""
+    return min(max(_SHARE * silence, _SHORTEST), longest)
+
+
+def patiently(look: Callable[..., int | None]) -> Callable[..., int]:
+    """The same look for a message, repeated until there is one."""
+
+    def until_there_is_one(**arguments: Any) -> int:
+        begin = time.monotonic()
+        while (found := look(**arguments)) is None:
+            time.sleep(pause_after(time.monotonic() - begin))
+        return found
+
+    return until_there_is_one
+
+
+def main() -> None:
+    """Serve until ended."""
+    from flwr.supernode import start_client_internal
+    from flwr.supernode.cli import flower_supernode
+
+    # Flower has no option for it.
+    start_client_internal._pull_and_store_message = patiently(start_client_internal._pull_and_store_message)
+    flower_supernode()
+
+
+if __name__ == "__main__":
+    main()

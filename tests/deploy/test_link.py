@@ -1,0 +1,121 @@
+"""The server's door, at a real SuperLink: who has neither secret nor token nor a member's key gets nothing."""
+
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr")
+
+import httpx
+
+from protofed.deploy.keys import make_keys, revoke, server_keys, site_keys
+from protofed.deploy.link import Link
+from protofed.deploy.programs import free_port
+from protofed.deploy.superlink import SECRET_HEADER
+
+REFUSED = (401, 403)
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a server and north; stranger has a good key of which the server knows nothing."""
+    folder = tmp_path_factory.mktemp("link") / "keys"
+    make_keys(folder, f"127.0.0.1:{free_port()}", ["north", "stranger"])
+    (folder / "server/sites/stranger.pub").unlink()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def link(keys: Path) -> Iterator[Link]:
+    link = Link(server_keys(keys), site_keys(keys / "sites/north").server)
+    link.start()
+    yield link
+    link.end()
+
+
+@pytest.fixture
+def outside(keys: Path, link: Link) -> Iterator[httpx.Client]:  # noqa: ARG001 - it must be running
+    """Someone who reaches the port and trusts the server."""
+    from flwr.supercore.version import package_version
+
+    context = ssl.create_default_context(cafile=str(keys / "sites/north/ca.pem"))
+    headers = {
+        "content-type": "application/protobuf",
+        "flwr-package-name": "flwr",
+        "flwr-package-version": package_version,
+        "flwr-component-name": "outsider",
+    }
+    address = site_keys(keys / "sites/north").server
+    with httpx.Client(base_url=f"https://{address}", verify=context, headers=headers) as client:
+        yield client
+
+
+def test_nobody_gets_in_without_a_secret_a_key_or_a_token(outside: httpx.Client) -> None:
+    from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
+
+    answers = {path: outside.post(path).status_code for _, path in PROTOBUF_REQUEST_TYPES}
+    assert {path: status for path, status in answers.items() if status not in REFUSED} == {}
+    assert {status for path, status in answers.items() if path.startswith("/v1/control/")} == {403}
+    assert {outside.get(path).status_code for path in ("/docs", "/openapi.json", "/")} == {403}
+
+
+def test_administration_takes_the_secret(keys: Path, outside: httpx.Client) -> None:
+    secret = (keys / "server/link/secret").read_text()
+    assert (keys / "server/link/secret").stat().st_mode & 0o077 == 0
+    for told, status in (("", 403), (secret[:-1], 403), ("0" * len(secret), 403), (secret, 200)):
+        assert outside.post("/v1/control/list-nodes", headers={SECRET_HEADER: told}).status_code == status
+
+
+def test_what_flower_offers_beside_is_behind_the_door(keys: Path, outside: httpx.Client) -> None:
+    """Also what comes with another version of it."""
+    secret = (keys / "server/link/secret").read_text()
+    pages = outside.get("/openapi.json", headers={SECRET_HEADER: secret}).json()["paths"]
+    offered = {(verb, path) for path, verbs in pages.items() for verb in verbs if path != "/health"}
+    assert len(offered) > 50
+    answers = {place: outside.request(*place).status_code for place in offered}
+    assert {place: status for place, status in answers.items() if status not in REFUSED} == {}
+
+
+@pytest.mark.parametrize(("name", "status"), [("north", 200), ("stranger", 412)])
+def test_a_node_needs_a_members_key(name: str, status: int, keys: Path, link: Link) -> None:  # noqa: ARG001
+    assert _activate(site_keys(keys / "sites" / name)) == status
+
+
+def _activate(site: Any) -> int:
+    """What a SuperNode does first; the answer's status."""
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+    from flwr.proto.fleet_pb2 import ActivateNodeRequest
+    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+    from flwr.supernode.fleet_http_client import FleetHttpClient
+    from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+    private: Any = load_ssh_private_key(site.private.read_bytes(), None)
+    proofs = [
+        RuntimeVersionHttpInterceptor(component_name="SuperNode"),
+        NodeAuthHttpInterceptor(private, private.public_key()),
+    ]
+    with FleetHttpClient.from_server_address(
+        site.server, insecure=False, root_certificates=site.authority.read_bytes(), interceptors=proofs
+    ) as client:
+        request = ActivateNodeRequest(public_key=public_key_to_bytes(private.public_key()), heartbeat_interval=30)
+        try:
+            client.ActivateNode(request)
+        except httpx.HTTPStatusError as refusal:
+            return refusal.response.status_code
+    return 200
+
+
+def test_members_are_those_whose_keys_are_there(keys: Path, link: Link) -> None:
+    """Keys come and go while the server works."""
+    assert set(link.admit_members()) == {"north"}
+    make_keys(keys, site_keys(keys / "sites/north").server, ["late"])
+    assert set(link.admit_members()) == {"north", "late"}
+    assert _activate(site_keys(keys / "sites/late")) == 200
+    assert {node.name: node.online for node in link.nodes()}["late"]
+    revoke(keys, "late")
+    assert set(link.admit_members()) == {"north"}
+    assert _activate(site_keys(keys / "sites/late")) == 412
