@@ -8,9 +8,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from protofed.deploy.engine import Ledger
 from protofed.deploy.link import Node
 from protofed.deploy.policy import Policy
-from protofed.deploy.server import Ledger, Patience, _Server
+from protofed.deploy.server import Patience, _Server
 from protofed.deploy.site import Site, SiteData
 from protofed.engines.grid import packed, unpacked
 from protofed.experiments import Run

@@ -36,4 +36,6 @@ def test_a_site_has_its_own_images_among_blank_ones(census: Census) -> None:
     assert list(dataset.domains) == list(census.sites)
     begin = dataset.offsets["south"].start
     assert torch.equal(dataset.take_train([begin + 2, begin]).x, own.x[[2, 0]])
+    with pytest.raises(IndexError, match="1 of 2 positions are outside the training set"):
+        dataset.take_train([begin, len(dataset.pooled_labels())])
     assert dataset.domains["south"].train.x.data_ptr() == own.x.data_ptr()

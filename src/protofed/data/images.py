@@ -130,10 +130,14 @@ class Dataset:
         # However they were read, and whoever else is there, a client's images lie in memory in one way: augmentation
         # would otherwise round differently.
         taken = Images(torch.empty(len(chosen), *self.image_shape, dtype=torch.uint8), torch.empty_like(chosen))
+        missing = len(chosen)
         for name, where in self.offsets.items():
             here = (chosen >= where.start) & (chosen < where.stop)
             part = self.domains[name].train.take(chosen[here] - where.start)
             taken.x[here], taken.y[here] = part.x, part.y
+            missing -= len(part)
+        if missing:
+            raise IndexError(f"{missing} of {len(chosen)} positions are outside the training set")
         return taken
 
     def pooled_labels(self) -> Tensor:

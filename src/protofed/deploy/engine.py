@@ -1,0 +1,122 @@
+"""The engine of a deployment: a job goes to the site it is about, and a ledger says whose uploads were accepted."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from protofed.clients import Absent, Failed, Job, Predict, Result, Train, Trained, decode_result, encode_job
+from protofed.deploy.protocol import Question, Terms
+from protofed.deploy.supernode import pause_after
+from protofed.engines.grid import Parcel, exchange
+from protofed.errors import BadMessage
+from protofed.records import Message
+
+if TYPE_CHECKING:
+    from flwr.serverapp import Grid
+
+_LONGEST_PAUSE = 0.5
+
+
+class Ledger:
+    """Stands in for the clients' states, which are at the sites: whose upload of which round was accepted."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._settled: dict[str, int] = {}
+        self._answered: dict[str, int] = {}
+
+    def learn(self, rounds: Iterable[Mapping[str, Any]]) -> None:
+        """From the rounds that are committed."""
+        for record in rounds:
+            missing = {event["client"] for event in record["events"] if event["event"] == "left out"}
+            self.commit([client for client in record["participants"] if client not in missing], record["round"] - 1)
+
+    def answered(self, client: str, round: int) -> None:
+        """A site has trained and its upload has come."""
+        self._answered[client] = round
+
+    def accepted(self, client: str) -> int | None:
+        """The last round whose training counts for this client."""
+        return self._answered.get(client, self._settled.get(client))
+
+    def withdraw(self, client: str, round: int) -> None:
+        """Its upload cannot be used after all."""
+        self._answered.pop(client, None)
+
+    def commit(self, clients: Iterable[str], round: int) -> None:
+        """A round is permanent."""
+        for client in clients:
+            self._settled[client] = round
+        self._answered.clear()
+
+    def withdraw_all(self) -> None:
+        """The round in flight is forgotten."""
+        self._answered.clear()
+
+
+class SitesEngine:
+    """Performs every job at the site it is about, until the deadline of the round."""
+
+    name = "flower"
+    workers = 1
+    scattered = True
+
+    def __init__(self, grid: "Grid", nodes: dict[str, int], ledger: Ledger, timeout: float) -> None:
+        self.nodes = nodes
+        self.terms: Terms | None = None
+        self._grid = grid
+        self._ledger = ledger
+        self._timeout = timeout
+
+    def perform(self, jobs: Sequence[tuple[Job, Message]]) -> Iterator[tuple[Job, Result]]:
+        """The results as they come; who does not answer in time has failed."""
+        there = [(job, message) for job, message in jobs if self._site(job) in self.nodes]
+        parcels = [self._parcel(job, message) for job, message in there]
+        for job, _ in jobs:
+            if self._site(job) not in self.nodes:
+                yield job, self._failure(job, "it is no member of the federation any more")
+        for position, reply in exchange(self._grid, parcels, self._timeout, _until_the_next_look):
+            yield there[position][0], self._result(there[position][0], reply)
+
+    def ask(self, sites: Mapping[str, Question], timeout: float) -> Iterator[tuple[str, bytes | Failed]]:
+        """Questions that are no jobs."""
+        names = [name for name in sites if name in self.nodes]
+        parcels = [Parcel(self.nodes[name], "query", sites[name].ask, sites[name].sealed()) for name in names]
+        for position, reply in exchange(self._grid, parcels, timeout, _until_the_next_look):
+            yield names[position], reply
+
+    def close(self) -> None:
+        """The link outlives the engine."""
+
+    def _parcel(self, job: Job, message: Message) -> Parcel:
+        site = self._site(job)
+        question = Question("job", self.terms, self._ledger.accepted(f"{site}-0"), encode_job(job, message))
+        kind = "train" if isinstance(job, Train) else "evaluate"
+        return Parcel(self.nodes[site], kind, str(job.round + 1), question.sealed())
+
+    def _result(self, job: Job, reply: bytes | Failed) -> Result:
+        if isinstance(reply, Failed):
+            return self._failure(job, reply.reason)
+        try:
+            result = decode_result(reply, self._site(job))
+        except BadMessage as error:
+            return self._failure(job, str(error))
+        if isinstance(result, Failed) or isinstance(result, Trained) != isinstance(job, Train):
+            return self._failure(job, getattr(result, "reason", "it answers another question"))
+        if isinstance(job, Train):
+            self._ledger.answered(job.client, job.round)
+        return result
+
+    @staticmethod
+    def _failure(job: Job, reason: str) -> Failed:
+        return Failed(reason) if isinstance(job, Train) else Absent(reason)
+
+    @staticmethod
+    def _site(job: Job) -> str:
+        if isinstance(job, Predict):
+            return job.domain
+        return job.client.rpartition("-")[0] if job.client is not None else str(job.domain)
+
+
+def _until_the_next_look(waited: float) -> float:
+    return pause_after(waited, _LONGEST_PAUSE)
