@@ -32,6 +32,7 @@ from protofed.clients.store import ClientState, ClientStore, Sources
 from protofed.clients.training import Learnt, train
 from protofed.clients.transfer import to_device
 from protofed.guards import PrivateGradients, guard_rows, seal
+from protofed.memory import keep_freed_memory
 from protofed.method import At
 from protofed.models import everything, laid_out, nothing
 from protofed.models.net import Net
@@ -55,6 +56,7 @@ class ClientSide:
     """Plays any client: one model of each architecture in memory, into which the weights of whoever acts are loaded."""
 
     def __init__(self, setting: Setting, templates: Templates, features: FeatureStore | None = None) -> None:
+        keep_freed_memory()
         self._setting = setting
         self._templates = templates
         self._nets = [Net(laid_out(deepcopy(model).to(setting.device), setting.layout)) for model in setting.models]

@@ -57,22 +57,23 @@ class WorkersEngine:
         posted = _most_common(jobs)
         if posted is not None:
             self._board.write(posted.blob)
-        idle = list(self._crew)
         busy: dict[Connection, tuple[_Worker, Job]] = {}
-        while waiting or busy:
-            while waiting and idle:
-                worker, (job, message) = idle.pop(), waiting.popleft()
+
+        def occupy(worker: _Worker) -> None:
+            if waiting:
+                job, message = waiting.popleft()
                 worker.give(job, message, on_board=message is posted)
                 busy[worker.line] = (worker, job)
+
+        for worker in self._crew:
+            occupy(worker)
+        while busy:
             for line in wait(list(busy)):
                 assert isinstance(line, Connection)
                 worker, job = busy.pop(line)
                 result = worker.answer()
-                if worker.dead:
-                    self._crew.remove(worker)
-                    worker = self._hire()
-                    self._crew.append(worker)
-                idle.append(worker)
+                # It goes on while its result is looked at here.
+                occupy(self._successor(worker) if worker.dead else worker)
                 yield job, result
 
     def close(self) -> None:
@@ -82,6 +83,11 @@ class WorkersEngine:
         if self._crew:
             self._board.close()
         self._crew = []
+
+    def _successor(self, dead: "_Worker") -> "_Worker":
+        self._crew.remove(dead)
+        self._crew.append(self._hire())
+        return self._crew[-1]
 
     def _hire(self) -> "_Worker":
         return _Worker(self._setting, self._templates, self._features, self._board)
