@@ -181,7 +181,7 @@ class Method:
     readings: ClassVar[tuple[str, ...]] = ()
     """Where the paper is silent or contradicts itself, and what is done here."""
     presets: ClassVar[Mapping[str, Mapping[str, object]]] = {}
-    """Named sets of hyper-parameters, such as a paper's values for one data set."""
+    """Named sets of hyper-parameters, such as a paper's values for one data set; a `data.NAME` says how to deal it."""
 
     pools_data: ClassVar[bool] = False
     """One client holds everybody's data and nothing travels (the upper bound)."""

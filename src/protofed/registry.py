@@ -19,6 +19,7 @@ from protofed.errors import UserError, unknown_name
 from protofed.method import Method
 
 M = TypeVar("M", bound=type[Method])
+V = TypeVar("V")
 
 _methods: dict[str, type[Method]] = {}
 
@@ -93,12 +94,7 @@ def knobs(cls: type[Method]) -> list[Knob]:
 
 def make_method(cls: type[Method], settings: Mapping[str, object], preset: str | None = None) -> Method:
     """The method with a preset's and the user's settings; each is checked against its type."""
-    chosen: dict[str, Any] = {}
-    if preset is not None:
-        if preset not in cls.presets:
-            raise unknown_name(f"preset of {cls.__name__}", preset, cls.presets)
-        chosen.update(cls.presets[preset])
-    chosen.update(settings)
+    chosen: dict[str, Any] = {**preset_settings(cls, preset), **settings}
     hints = get_type_hints(cls, include_extras=True)
     known = {_public_name(entry): entry.name for entry in fields(cls)}
     for name in chosen:
@@ -106,6 +102,22 @@ def make_method(cls: type[Method], settings: Mapping[str, object], preset: str |
             raise unknown_name(f"setting of {cls.__name__}", name, known)
     checked: dict[str, Any] = {known[name]: _checked(name, value, hints[known[name]]) for name, value in chosen.items()}
     return cls(**checked)
+
+
+def preset_settings(cls: type[Method], preset: str | None, prefix: str = "") -> dict[str, Any]:
+    """What a preset sets below `prefix.`, or of the method itself where that is empty."""
+    if preset is None:
+        return {}
+    if preset not in cls.presets:
+        raise unknown_name(f"preset of {cls.__name__}", preset, cls.presets)
+    return settings_below(prefix, cls.presets[preset])
+
+
+def settings_below(prefix: str, settings: Mapping[str, V]) -> dict[str, V]:
+    """The entries below `prefix.` by what follows it, or those without any prefix where it is empty."""
+    if prefix:
+        return {key.removeprefix(f"{prefix}."): v for key, v in settings.items() if key.startswith(f"{prefix}.")}
+    return {key: value for key, value in settings.items() if "." not in key}
 
 
 def _public_name(entry: Field[Any]) -> str:

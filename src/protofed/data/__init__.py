@@ -5,7 +5,7 @@ from protofed.data.catalog import DataInfo, DataSummary, DomainSummary, availabl
 from protofed.data.images import Dataset, Domain, Images, RawData
 from protofed.data.normalise import NORMALISATIONS, Normalise
 from protofed.data.partition import Partition
-from protofed.data.protocols import make_partition
+from protofed.data.protocols import deals_by_label, make_partition
 
 __all__ = [
     "AUGMENTATIONS",
@@ -21,6 +21,7 @@ __all__ = [
     "Partition",
     "RawData",
     "available",
+    "deals_by_label",
     "describe",
     "load",
     "make_partition",

@@ -18,6 +18,7 @@ _REDRAWS = 1000
 _SMALLEST_PART = 500 / 70_000
 _SMALLEST_SHARE = 0.1
 _PROTOCOLS = ("domains", "equal", "one-per-domain", "leave-out", "dirichlet", "iid", "shards")
+_BY_LABEL = ("dirichlet", "iid", "shards")
 _FORMS = "domains, equal=N, one-per-domain, leave-out=DOMAIN, dirichlet=ALPHA,clients=N, iid=N, shards=K,clients=N"
 
 
@@ -44,11 +45,16 @@ def make_partition(
     if fraction is not None and samples_per_client is not None:
         raise UserError("give either fraction or samples per client, not both")
     form = _parse_protocol(protocol or ("one-per-domain" if clients is None else "domains"))
-    if form.kind in ("dirichlet", "iid", "shards"):
+    if form.kind in _BY_LABEL:
         if ensure_all_classes:
             raise UserError(f"ensure_all_classes needs a domain protocol; protocol {form.text} deals out by label")
         return _by_label(dataset, form, clients, fraction, samples_per_client, seed, holdout, min_size)
     return _by_domain(dataset, form, clients, fraction, samples_per_client, seed, ensure_all_classes)
+
+
+def deals_by_label(protocol: str | None) -> bool:
+    """Whether a protocol pools all domains and deals their images out by label."""
+    return protocol is not None and _parse_protocol(protocol).kind in _BY_LABEL
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import torch
 from pydantic import Field, TypeAdapter, ValidationError
 
 from protofed.clients import ClientSide, Setting, Templates, choose_frozen, rehearse
-from protofed.data import Augment, Dataset, Domain, Images, Normalise, Partition, load, make_partition
+from protofed.data import Augment, Dataset, Domain, Images, Normalise, Partition, deals_by_label, load, make_partition
 from protofed.data.catalog import data_options
 from protofed.engines import Choice, choose_engine
 from protofed.errors import UserError, unknown_name
@@ -33,7 +33,7 @@ from protofed.models import (
     to_common_length,
 )
 from protofed.records import Each, parse_robust, parts_of
-from protofed.registry import find_method, in_words, load_plugin, make_method
+from protofed.registry import find_method, in_words, load_plugin, make_method, preset_settings
 from protofed.seeding import stable_seed
 
 _DATA_SETTINGS: dict[str, Any] = {
@@ -42,6 +42,7 @@ _DATA_SETTINGS: dict[str, Any] = {
     "channels": int,
     "ensure_all_classes": bool,
     "holdout": float,
+    "merge_test": bool,
     "min_size": int,
     "validation": Annotated[float, Field(ge=0, lt=1)],
 }
@@ -143,7 +144,9 @@ def assemble(options: Options, clients_folder: Path, dataset: Dataset | None = N
     """Load, deal out, build and rehearse. Where the images are elsewhere, `dataset` stands in for them."""
     method = _method(options)
     device = _device(options.device)
-    data_settings, own_settings = _data_settings(options.settings_for("data"), options.data)
+    in_preset = preset_settings(type(method), options.preset, "data")
+    data_settings, own_settings = _data_settings({**in_preset, **options.settings_for("data")}, options.data)
+    merges_tests = data_settings.pop("merge_test", False)
     augment = Augment.parse(data_settings.pop("augment", "none"))
     validation = data_settings.pop("validation", method.validation_share)
     channels, normalise = data_settings.pop("channels", None), data_settings.pop("normalise", None)
@@ -157,6 +160,8 @@ def assemble(options: Options, clients_folder: Path, dataset: Dataset | None = N
         normalise=normalise,
         options=own_settings,
     )
+    if merges_tests:
+        dataset = _with_tests_in_training(dataset, options)
     partition = make_partition(
         dataset,
         options.protocol,
@@ -169,6 +174,15 @@ def assemble(options: Options, clients_folder: Path, dataset: Dataset | None = N
     if method.pools_data:
         partition = partition.pooled()
     return _assembled(options, method, dataset, partition, clients_folder, augment, validation, device)
+
+
+def _with_tests_in_training(dataset: Dataset, options: Options) -> Dataset:
+    """Test images are dealt out, too, where clients keep tests of their own; elsewhere a preset's wish is void."""
+    if deals_by_label(options.protocol):
+        return dataset.with_tests_in_training()
+    if "data.merge_test" in options.set:
+        raise UserError("data.merge_test needs a protocol that deals out by label, where clients keep their own tests")
+    return dataset
 
 
 def elsewhere(options: Mapping[str, Any]) -> Options:

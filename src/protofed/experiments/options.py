@@ -10,6 +10,7 @@ from protofed.engines import ENGINES
 from protofed.errors import UserError, unknown_name
 from protofed.method import Plan, epochs_in
 from protofed.models import LAYOUTS
+from protofed.registry import settings_below
 
 WholeNumber = Annotated[int, Field(ge=1)]
 
@@ -131,9 +132,7 @@ class Options(BaseModel):
 
     def settings_for(self, prefix: str) -> dict[str, str]:
         """The `--set` entries below `prefix.`, or without any prefix where it is empty."""
-        if prefix:
-            return {key.removeprefix(f"{prefix}."): v for key, v in self.set.items() if key.startswith(f"{prefix}.")}
-        return {key: value for key, value in self.set.items() if "." not in key}
+        return settings_below(prefix, self.set)
 
     def training_plan(self) -> Plan:
         """The epochs of every round and the optimiser."""

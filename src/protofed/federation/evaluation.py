@@ -103,9 +103,11 @@ class Evaluator:
         Where there are members, the global view is that of their ensemble.
         """
         domains: dict[str, Score] | None = None
-        if members:
+        # Where test images are dealt out, too, the only tests are the clients' own.
+        tested = any(len(domain.test) for domain in self._setting.dataset.domains.values())
+        if members and tested:
             domains = self._ensemble_scores(round, members)
-        elif global_model is not None:
+        elif global_model is not None and tested:
             domains = self._domain_scores(round, global_model)
         accuracy: dict[str, Any] = {
             "global": None if domains is None else self._global_view(domains),
