@@ -111,9 +111,16 @@ def test_feature_shape_leaves_the_model_alone() -> None:
         assert torch.equal(value, before[name]), name
 
 
-def test_no_activation_works_in_place() -> None:
+@pytest.mark.parametrize("training", [True, False])
+def test_no_stage_changes_what_it_is_given(training: bool) -> None:
     for name, shape, options in SMALL_MODELS:
-        assert not any(getattr(module, "inplace", False) for module in build(name, shape, options).modules())
+        model = build(name, shape, options).train(training)
+        x = torch.randn(4, *shape)
+        for number, stage in enumerate(model.stage_names):
+            given = x.clone()
+            after = model.between(x, number, number + 1)
+            assert torch.equal(x, given), (name, stage)
+            x = after
 
 
 def test_unknown_cut_is_named() -> None:

@@ -29,7 +29,7 @@ class Adapter(nn.Module):
 
     def forward(self, u: Tensor) -> Tensor:
         """The input, adapted."""
-        adapted: Tensor = u + self.up(functional.relu(self.down(u)))
+        adapted: Tensor = u + self.up(functional.relu_(self.down(u)))
         return adapted
 
 

@@ -43,7 +43,10 @@ Local = Annotated[
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions around a shortcut."""
+    """Two 3x3 convolutions around a shortcut.
+
+    What normalisation and convolution give is not needed for their gradients, so the next function may overwrite it.
+    """
 
     expansion = 1
     second = 3
@@ -59,9 +62,9 @@ class BasicBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The block's output."""
-        h = functional.relu(self.bn1(self.conv1(x)))
+        h = functional.relu_(self.bn1(self.conv1(x)))
         h = self.bn2(self.conv2(h))
-        return functional.relu(h + self.downsample(x))
+        return functional.relu_(h.add_(self.downsample(x)))
 
 
 class LocalBlock(BasicBlock):
@@ -91,10 +94,10 @@ class Bottleneck(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The block's output."""
-        h = functional.relu(self.bn1(self.conv1(x)))
-        h = functional.relu(self.bn2(self.conv2(h)))
+        h = functional.relu_(self.bn1(self.conv1(x)))
+        h = functional.relu_(self.bn2(self.conv2(h)))
         h = self.bn3(self.conv3(h))
-        return functional.relu(h + self.downsample(x))
+        return functional.relu_(h.add_(self.downsample(x)))
 
 
 @register_model("resnet10", description="ResNet-10 of basic blocks, features of length 8 x width")
@@ -177,7 +180,7 @@ def _stem(
 ) -> nn.Sequential:
     kernel, stride = {"cifar": (3, 1), "standard": (7, 2)}[kind]
     convolution = nn.Conv2d(inputs, width, kernel, stride, padding=kernel // 2, bias=False)
-    stem = nn.Sequential(OrderedDict(conv1=convolution, bn1=_norm(norm, width), relu=nn.ReLU()))
+    stem = nn.Sequential(OrderedDict(conv1=convolution, bn1=_norm(norm, width), relu=nn.ReLU(inplace=True)))
     if pooled:
         stem.add_module("maxpool", nn.MaxPool2d(3, stride=2, padding=1))
     return stem
