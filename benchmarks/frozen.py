@@ -60,10 +60,10 @@ class Measured(NamedTuple):
     later: Ratios
 
 
-_WORK = Workload("resnet50", "resnet50", (3, 64, 64), clients=2, samples=128, epochs=10)
+_WORK = Workload("resnet50", "resnet50", (3, 64, 64), clients=2, samples=192, epochs=10)
 _ONLY_CROSS_ENTROPY = {"beta": 0, "mu": 0}
 CASES = (
-    Case("adapters", FedAdapter, replace(_WORK, epochs=2), None, 0.75, _ONLY_CROSS_ENTROPY),
+    Case("adapters", FedAdapter, replace(_WORK, epochs=3), None, 0.75, _ONLY_CROSS_ENTROPY),
     Case("last stage", HeadOnly, _WORK, 0.2, 0.05),
 )
 _TINY = Workload("resnet10", "resnet10", (3, 16, 16), clients=2, samples=20, settings={"model.width": 4})
