@@ -83,9 +83,10 @@ def encode(record: Record, sender: str, quantiser: Quantiser | None = None) -> M
     arrays: dict[str, NDArray[Any]] = {}
     by_kind = dict.fromkeys(KINDS, 0)
     for name, tensor, kind in _leaves(record):
-        _refuse_not_finite(tensor, name, sender)
+        values = tensor.detach()
+        _refuse_not_finite(values, name, sender)
         # ascontiguousarray would turn a scalar into a vector of one.
-        arrays[name] = np.asarray(tensor.detach().cpu().numpy(), order="C")
+        arrays[name] = np.asarray(values.cpu().numpy(), order="C")
         if quantiser is not None and kind != "other" and tensor.is_floating_point():
             arrays[name], arrays[name + GRID] = quantiser.pack(arrays[name])
         by_kind[kind] += arrays[name].nbytes
