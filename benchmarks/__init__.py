@@ -167,7 +167,7 @@ def report(title: str, command: str, body: str, seconds: float, load: float) -> 
 def _machine() -> str:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return f"{_processor()}, {cores} cores, {memory:.0f} GiB"
+    return f"{_processor()}, {cores} core{'s' if cores != 1 else ''}, {memory:.0f} GiB"
 
 
 def _processor() -> str:

@@ -181,7 +181,10 @@ class Method:
     readings: ClassVar[tuple[str, ...]] = ()
     """Where the paper is silent or contradicts itself, and what is done here."""
     presets: ClassVar[Mapping[str, Mapping[str, object]]] = {}
-    """Named sets of hyper-parameters, such as a paper's values for one data set; a `data.NAME` says how to deal it."""
+    """Named sets of hyper-parameters, such as a paper's values for one data set.
+
+    A key `data.NAME` is a setting of the data that holds where images are dealt out by label.
+    """
 
     pools_data: ClassVar[bool] = False
     """One client holds everybody's data and nothing travels (the upper bound)."""

@@ -1,10 +1,12 @@
 """ConfFedProto's authors deal out the official test images, too, when they split by label."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import protofed
 from protofed.data import load
 from protofed.errors import UserError
 
@@ -53,3 +55,26 @@ def test_by_domain_a_preset_does_not_ask_for_it_and_a_user_may_not(tiny_run: Any
     assert by_domain.rounds[-1]["accuracy"]["personal"]["average"] is not None
     with pytest.raises(UserError, match="needs a protocol that deals out by label"):
         tiny_run("conffedproto", set={"data.merge_test": "true"})
+
+
+def test_in_a_comparison_all_methods_are_dealt_the_same_images(tmp_path: Path, tiny_data: str) -> None:
+    options = {"model": "mlp", "rounds": 1, "batch": 8, "set": {"model.hidden": 16}, "preset": "authors"}
+    protofed.compare(
+        ["fedavg", "conffedproto"], data=tiny_data, protocol=_SKEWED, seeds=[0], out=tmp_path / "both", **options
+    )
+    first, second = _partitions(tmp_path / "both")
+    assert first == second
+    images = sum(len(domain.train) + len(domain.test) for domain in load(tiny_data).domains.values())
+    assert sum(client["train"] + client["holdout"] for client in first["clients"].values()) == images
+
+
+def test_a_sweep_never_sees_test_images(tmp_path: Path, tiny_data: str) -> None:
+    options = {"model": "mlp", "rounds": 1, "batch": 8, "set": {"model.hidden": 16}, "protocol": _SKEWED}
+    protofed.sweep("conffedproto", ["preset=authors"], data=tiny_data, out=tmp_path / "sweep", **options)
+    (partition,) = _partitions(tmp_path / "sweep")
+    training = sum(len(domain.train) for domain in load(tiny_data).domains.values())
+    assert sum(client["train"] + client["holdout"] for client in partition["clients"].values()) == training
+
+
+def _partitions(folder: Path) -> list[dict[str, Any]]:
+    return [protofed.Run(path.parent).config["partition"] for path in sorted(folder.rglob("run.json"))]

@@ -144,8 +144,8 @@ def assemble(options: Options, clients_folder: Path, dataset: Dataset | None = N
     """Load, deal out, build and rehearse. Where the images are elsewhere, `dataset` stands in for them."""
     method = _method(options)
     device = _device(options.device)
-    in_preset = preset_settings(type(method), options.preset, "data")
-    data_settings, own_settings = _data_settings({**in_preset, **options.settings_for("data")}, options.data)
+    dealt = dealing_of_preset(type(method), options.preset, options.protocol)
+    data_settings, own_settings = _data_settings({**dealt, **options.settings_for("data")}, options.data)
     merges_tests = data_settings.pop("merge_test", False)
     augment = Augment.parse(data_settings.pop("augment", "none"))
     validation = data_settings.pop("validation", method.validation_share)
@@ -160,8 +160,10 @@ def assemble(options: Options, clients_folder: Path, dataset: Dataset | None = N
         normalise=normalise,
         options=own_settings,
     )
+    if merges_tests and not deals_by_label(options.protocol):
+        raise UserError("data.merge_test needs a protocol that deals out by label, where clients keep their own tests")
     if merges_tests:
-        dataset = _with_tests_in_training(dataset, options)
+        dataset = dataset.with_tests_in_training()
     partition = make_partition(
         dataset,
         options.protocol,
@@ -176,13 +178,9 @@ def assemble(options: Options, clients_folder: Path, dataset: Dataset | None = N
     return _assembled(options, method, dataset, partition, clients_folder, augment, validation, device)
 
 
-def _with_tests_in_training(dataset: Dataset, options: Options) -> Dataset:
-    """Test images are dealt out, too, where clients keep tests of their own; elsewhere a preset's wish is void."""
-    if deals_by_label(options.protocol):
-        return dataset.with_tests_in_training()
-    if "data.merge_test" in options.set:
-        raise UserError("data.merge_test needs a protocol that deals out by label, where clients keep their own tests")
-    return dataset
+def dealing_of_preset(cls: type[Method], preset: str | None, protocol: str | None) -> dict[str, Any]:
+    """How a preset deals out the images, which is a matter of label protocols only."""
+    return preset_settings(cls, preset, "data") if deals_by_label(protocol) else {}
 
 
 def elsewhere(options: Mapping[str, Any]) -> Options:

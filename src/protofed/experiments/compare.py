@@ -7,6 +7,7 @@ from typing import Any
 
 from protofed.clients import write_atomically
 from protofed.errors import UserError, unknown_name
+from protofed.experiments.assembly import dealing_of_preset
 from protofed.experiments.comparison import VIEWS, Comparison, Failure, summarise
 from protofed.experiments.options import Options, make_options
 from protofed.experiments.schedule import Done, Job, Shard, claimed, perform
@@ -125,10 +126,12 @@ def _plans(methods: Methods, options: Mapping[str, Any]) -> dict[str, Options]:
     _refuse_idle_settings(common.set, known)
     if common.preset is not None and not any(common.preset in cls.presets for cls in classes.values()):
         raise UserError(f"--preset {common.preset}: none of the methods has such a preset")
+    dealt = _dealing_of_presets(common, [cls for cls in classes.values() if common.preset in cls.presets])
     plans = {}
     for label, own in variants.items():
         chosen = {**options, "preset": common.preset if common.preset in classes[label].presets else None, **own}
         settings = {
+            **dealt,
             **_own_plan(classes[label], known[label], {**chosen, "set": {}}),
             **_settings_of(label, common.set, known),
             **make_options({"set": own.get("set", {})}).set,
@@ -137,6 +140,15 @@ def _plans(methods: Methods, options: Mapping[str, Any]) -> dict[str, Options]:
             {name: value for name, value in {**chosen, "set": settings}.items() if value is not None}
         )
     return plans
+
+
+def _dealing_of_presets(common: Options, classes: Sequence[type[Method]]) -> dict[str, str]:
+    """How the presets of some methods deal out the images: then all methods are dealt them so, or it were unfair."""
+    return {
+        f"data.{key}": str(value)
+        for cls in classes
+        for key, value in dealing_of_preset(cls, common.preset, common.protocol).items()
+    }
 
 
 def _variants(methods: Methods) -> dict[str, dict[str, Any]]:

@@ -29,7 +29,7 @@ _SWEPT_OPTIONS = (
 )  # fmt: skip
 """Run options that change how a model is trained, not on whose images it is judged."""
 
-_JUDGED_BY = ("data.validation", "data.holdout", "data.min_size", "data.ensure_all_classes")
+_JUDGED_BY = ("data.validation", "data.holdout", "data.min_size", "data.ensure_all_classes", "data.merge_test")
 _VALIDATION = "0.2"
 _LAST_ROUNDS = 5
 _DRAWS_PER_TRIAL = 50
@@ -168,7 +168,8 @@ def sweep(
     validation = base.set.get("data.validation", _VALIDATION)
     if validation.strip("0.") == "":
         raise UserError("a sweep needs validation data; set data.validation above 0, or leave it at 0.2")
-    base = base.model_copy(update={"set": {**base.set, "data.validation": validation}})
+    # A preset must not bring test images in.
+    base = base.model_copy(update={"set": {"data.merge_test": "false", **base.set, "data.validation": validation}})
     trials = _drawn(axes, random, base.seed) if random is not None else _grid(axes)
     jobs = {index: [_job(folder, base, settings, seed) for seed in seeds] for index, settings in enumerate(trials)}
     about = {

@@ -42,9 +42,9 @@ class ConfFedProto(Method):
         "B2: the text aligns raw embeddings, the released code confidence-scaled ones; scaled (align_on).",
         "B4: the released code pulls classes without a prototype to zero; left out here (missing_target).",
         "B5: Eq. 5 divides by all clients; the owners of the class only.",
+        "B6: the released code ramps lambda with t/T, the paper does not; constant (lambda_ramp).",
         "The released code deals out the official test images, too, when it splits by label; kept apart "
         "(data.merge_test, preset authors).",
-        "B6: the released code ramps lambda with t/T, the paper does not; constant (lambda_ramp).",
     )
     presets = {
         "authors": {
