@@ -270,7 +270,8 @@ class Method:
     def upload(self, net: Net, data: Samples, at: At) -> tuple[Record, Record]:
         """What the client sends (a record of `Mean` and `Each` fields), and what it will remember.
 
-        A field with the name of one in the broadcast is a new value for it; a change of it has a name of its own.
+        Weights are new values of the broadcast's field of that name, or else of its `weights`; fields that are changes
+        instead are listed in the record's `changes`.
         """
         return Nothing(), at.memory
 
@@ -312,6 +313,11 @@ class Method:
         if self.loads == everything or all(step.trains == self.loads for step in self.steps):
             return "global"
         return "personal" if self.loads == nothing else "both"
+
+    @property
+    def predicts_alike(self) -> bool:
+        """Whether clients with the same model and message predict the same, so that one is scored for all."""
+        return type(self).predict is Method.predict
 
     @property
     def keeps_notes(self) -> bool:

@@ -46,10 +46,12 @@ def pull(h: Tensor, targets: ClassTable, y: Tensor, reduction: str = "mse", miss
 
     `mse`: mean over all samples and coordinates; a sample whose class has no prototype adds 0 and is counted.
     `sq_l2`: mean over the samples that have a prototype of the squared distance.
-    `missing="zero"` takes the zero vector for a missing prototype instead of leaving the sample out.
+    `missing="zero"` takes the zero vector for a missing prototype instead of leaving the sample out, as soon as there
+    is any prototype.
     """
     difference = h - targets.rows[y]
-    valid = torch.ones_like(y, dtype=h.dtype) if missing == "zero" else targets.held[y].to(h.dtype)
+    held = targets.held.any().expand(targets.held.shape) if missing == "zero" else targets.held
+    valid = held[y].to(h.dtype)
     squared = (difference * valid[:, None]).pow(2)
     if reduction == "mse":
         return squared.mean()

@@ -152,12 +152,22 @@ def test_knobs_change_what_is_learnt(tiny_run: Any) -> None:
         {"conf_normaliser": "confidence"},
         {"align_on": "raw"},
         {"conf_detach": "on"},
-        {"missing_target": "zero"},
         {"lambda_ramp": "linear"},
         {"proto_pass": "last_epoch"},
     ]
     files = [(tiny_run("conffedproto", set=each).path / "prototypes.safetensors").read_bytes() for each in choices]
     assert len(set(files)) == len(choices)
+
+
+def test_a_class_that_nobody_has_sent_yet_may_be_pulled_to_zero(tiny_run: Any) -> None:
+    skipped, pulled = (
+        tiny_run("conffedproto", participation=0.3, seed=21, set={"missing_target": missing})
+        for missing in ("skip", "zero")
+    )
+    # Class 3, which a lacks, has no prototype when another client trains after it.
+    assert [record["participants"] for record in skipped.rounds] == [["a-0"], ["c-0"]]
+    assert [record["loss_parts"]["align"] for record in (skipped.rounds[0], pulled.rounds[0])] == [0, 0]
+    assert skipped.rounds[1]["loss_parts"]["align"] != pulled.rounds[1]["loss_parts"]["align"]
 
 
 def test_the_authors_preset(tiny_run: Any) -> None:

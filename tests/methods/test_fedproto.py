@@ -6,6 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from protofed.data import load
+from protofed.inference import Classifier
 from protofed.methods.fedproto import (
     FedProto,
     FedProtoAveraged,
@@ -155,6 +157,16 @@ def test_every_knob_runs(method: str, settings: dict[str, str], tiny_run: Any) -
     run = tiny_run(method, set=settings, batch=7)
     assert run.complete
     assert run.rounds[-1]["train_loss"] is not None
+
+
+@pytest.mark.parametrize("inference", ["head", "nearest"])
+def test_the_personal_view_is_what_each_client_predicts(inference: str, tiny_run: Any, tiny_data: str) -> None:
+    run = tiny_run("fedproto_avg", set={"inference": inference})
+    scored = run.rounds[-1]["accuracy"]["personal"]
+    for client in ("a-0", "b-0", "c-0"):
+        test = load(tiny_data).domains[client[0]].test
+        predicted = Classifier(run, client=client)(test.x).argmax(1)
+        assert scored[client] == pytest.approx((predicted == test.y).double().mean().item())
 
 
 def test_knobs_change_what_is_learnt(tiny_run: Any) -> None:

@@ -57,9 +57,10 @@ def test_gt_17_and_30(reduction: str, missing: str, expected: float) -> None:
 
 
 @pytest.mark.parametrize("reduction", ["mse", "sq_l2"])
-def test_pull_to_nothing_is_exactly_zero_without_gradient(reduction: str) -> None:
+@pytest.mark.parametrize("missing", ["skip", "zero"])
+def test_pull_to_nothing_is_exactly_zero_without_gradient(reduction: str, missing: str) -> None:
     h = H.clone().requires_grad_()
-    loss = pull(h, ClassTable.empty(2, 2, h), Y, reduction)
+    loss = pull(h, ClassTable.empty(2, 2, h), Y, reduction, missing)
     assert loss.item() == 0
     assert not torch.autograd.grad(loss, h)[0].any()
 

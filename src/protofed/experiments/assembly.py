@@ -342,7 +342,15 @@ def _refuse_impossible(options: Options, setting: Setting, templates: Templates)
         raise UserError(f"snapshot_rounds names round {max(too_late)}, but there are {setting.plan.rounds}")
     if options.ensemble and templates.global_model is None:
         raise UserError(f"--ensemble needs a method with a complete global model; {options.method} has none")
-    refuse_guard(setting.guard, options.method, method, setting.models, options.model.split(","), templates.upload)
+    refuse_guard(
+        setting.guard,
+        options.method,
+        method,
+        setting.models,
+        options.model.split(","),
+        templates.down,
+        templates.upload,
+    )
     if options.balanced and setting.guard.trains_privately:
         raise UserError("guard: drawing classes equally often tells how many samples each has; leave --balanced out")
     together = Watch(options.participation).participants_of(len(setting.partition.clients))

@@ -144,7 +144,8 @@ class Evaluator:
         partition = self._setting.partition
         if not self._own_holdout and not all(partition.domain.values()):
             return None  # pooled data has no domain of its own
-        if domains is not None and self._setting.method.kind == "global" and not self._own_holdout:
+        method = self._setting.method
+        if domains is not None and method.kind == "global" and method.predicts_alike and not self._own_holdout:
             # Every client would use the server's model on its own domain, which has just been scored.
             return _client_view({client: domains[domain] for client, domain in partition.domain.items()})
         return _client_view(self._client_scores("personal", round, broadcast_to))

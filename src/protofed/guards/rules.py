@@ -7,6 +7,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from protofed.errors import UserError
 from protofed.guards.accounting import require_opacus
 from protofed.guards.guard import Guard
+from protofed.guards.sealing import known_before
 from protofed.guards.secure import require_flower
 from protofed.method import Method
 from protofed.models import Split, describe
@@ -14,9 +15,15 @@ from protofed.records import ClassTable, Each, Record, Weights, parts_of
 
 
 def refuse_impossible(
-    guard: Guard, name: str, method: Method, models: Sequence[Split], model_names: Sequence[str], upload: Record
+    guard: Guard,
+    name: str,
+    method: Method,
+    models: Sequence[Split],
+    model_names: Sequence[str],
+    down: Record,
+    upload: Record,
 ) -> None:
-    """Raise a UserError where the guard cannot do what it is asked to; `upload` is an example of what is sent."""
+    """Raise a UserError where the guard cannot do what it is asked to; `down` and `upload` are examples of messages."""
     if guard.noisy:
         require_opacus()
         if method.pools_data:
@@ -24,7 +31,7 @@ def refuse_impossible(
     if guard.secure:
         _refuse_single_values(guard, name, upload)
     if guard.noisy and guard.unit == "client":
-        _refuse_unbounded(name, upload)
+        _refuse_unbounded(name, down, upload)
     if guard.trains_privately:
         _refuse_coupled(guard, name, method)
         for model, model_name in zip(models, model_names, strict=True):
@@ -57,13 +64,21 @@ def _refuse_batch_normalisation(method: Method, model: Split, model_name: str) -
             )
 
 
-def _refuse_unbounded(name: str, upload: Record) -> None:
+def _refuse_unbounded(name: str, down: Record, upload: Record) -> None:
     for part, item in parts_of(upload).items():
         if not isinstance(item.value, Weights | ClassTable):
             raise UserError(
                 f"guard: {name} also sends {part} ({type(item.value).__name__}), of which no bound is known: noise can "
                 "hide weights and class prototypes; use a method that sends nothing else, such as i2pfl or fedavg"
             )
+        if isinstance(item.value, Weights):
+            known = known_before(upload, down, part)
+            values = item.value.stats if part in upload.changes else item.value.tensors()
+            if new := sorted(values.keys() - known.tensors().keys()):
+                raise UserError(
+                    f"guard: {name} sends {new[0]}, which is not in the broadcast, so it has no change that could be "
+                    "bounded; use a method that sends only what it is sent, such as i2pfl or fedavg"
+                )
 
 
 def _refuse_single_values(guard: Guard, name: str, upload: Record) -> None:

@@ -57,6 +57,17 @@ def tables_in(upload: Record) -> int:
     return sum(isinstance(item.value, ClassTable) for item in parts_of(upload).values())
 
 
+def known_before(upload: Record, down: Record, name: str) -> Weights:
+    """What everybody knows of an upload's weights already: their values in the broadcast; of a change, which is one
+    from zero, the running statistics that come with it."""
+    model = getattr(down, "weights", None)
+    values = model if isinstance(model, Weights) else Weights({}, {})
+    if name in upload.changes:
+        return Weights({}, values.stats)
+    namesake = getattr(down, name, None)
+    return namesake if isinstance(namesake, Weights) else values
+
+
 class _SampleLevel:
     """One sample more or less changes one row of each table by at most `bound`, and one count by 1.
 
@@ -104,18 +115,17 @@ class _ClientLevel:
         # The fields together are one Gaussian mechanism with the asked noise.
         self._noise = guard.noise * sqrt(parts)
         self._source = source_of(guard, at, "upload")
+        self._upload = upload
         self._down = at.down
 
     def field(self, name: str, item: Any) -> Any:
         value = item.value
         if isinstance(value, ClassTable):
             return _with(item, self._table(value))
-        known = getattr(self._down, name, None)
-        start = known if isinstance(known, Weights) else Weights({}, {})
-        return _with(item, self._weights(value, start))
+        return _with(item, self._weights(value, known_before(self._upload, self._down, name)))
 
     def _weights(self, value: Weights, start: Weights) -> Weights:
-        """The change since the broadcast (since zero, where it was not in it), clipped as a whole and noised."""
+        """The change since the broadcast, clipped as a whole and noised."""
         before, after = start.tensors(), value.tensors()
         change = {name: tensor - before[name] if name in before else tensor for name, tensor in after.items()}
         norm = torch.stack([tensor.double().pow(2).sum() for tensor in change.values()]).sum().sqrt()

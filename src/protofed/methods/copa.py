@@ -54,6 +54,7 @@ class Copa(Method):
     not_vectorised = "its loss leaves out the client's own head, which it finds by name"
     shares = features
     kind = "global"  # extractor and all heads are the same for everybody
+    predicts_alike = True  # and all heads vote
 
     foreign_weight: NonNegative = knob("weight of each foreign head's loss", default=1.0)
     ensemble: Literal["softmax", "logits"] = knob("average the heads' probabilities or their scores", default="softmax")

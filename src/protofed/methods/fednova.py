@@ -30,6 +30,8 @@ class Server(Record):
 class Upload(Record):
     """The normalised change d_i (running statistics as they are) and the steps that count, both weighted by n_i."""
 
+    changes = frozenset({"d"})
+
     d: Mean[Weights]
     steps: Mean[Tensor]
 

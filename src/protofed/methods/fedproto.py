@@ -53,8 +53,9 @@ class _PrototypeAlignment(Method):
         "(align_reduction).",
     )
     separable = True
+    presets = {"cifar10": {"lam": 0.1}}
 
-    lam: NonNegative = knob("weight of the alignment with the global prototypes (0.1 on CIFAR-10)", default=1.0)
+    lam: NonNegative = knob("weight of the alignment with the global prototypes", default=1.0)
     align_reduction: Literal["mse", "sq_l2"] = knob(
         "mean over coordinates, or squared distance per sample", default="mse"
     )
@@ -64,6 +65,11 @@ class _PrototypeAlignment(Method):
     inference: Literal["head", "nearest"] = knob(
         "predict with the head or by the nearest global prototype", default="head"
     )
+
+    @property
+    def predicts_alike(self) -> bool:
+        """The nearest prototype is sought among the client's own classes."""
+        return self.inference == "head"
 
     def loss(self, net: Net, x: Tensor, y: Tensor, at: At) -> tuple[Terms, Notes]:
         """Cross-entropy and the distance of each sample to its class's global prototype."""

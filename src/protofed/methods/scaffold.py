@@ -35,6 +35,8 @@ class Memory(Record):
 class Upload(Record):
     """The changes dy of the model (running statistics as they are) and dc of the control variate."""
 
+    changes = frozenset({"dy", "dc"})
+
     dy: Mean[Weights]
     dc: Mean[Weights]
 

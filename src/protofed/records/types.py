@@ -25,6 +25,8 @@ class Record:
 
     #: Fields whose first dimension may differ between two records of the same structure.
     free_rows: ClassVar[frozenset[str]] = frozenset()
+    #: Fields of an upload that are changes of weights; all its other weights are new values of what was broadcast.
+    changes: ClassVar[frozenset[str]] = frozenset()
     #: What the bytes of each field are counted as; None: as those of what holds the record.
     kinds: ClassVar[dict[str, str | None]] = {}
 
