@@ -85,6 +85,7 @@ OPTIONS = {
     "plugin": ["--plugin", "nowhere.py"],
     "from": ["--from", "nowhere.json"],
     "resume": ["--resume"],
+    "device": ["--device", "meta"],
     "mixed architectures": ["fedavg", "--model", "mlp,lenet5"],
 }
 DATA = {
@@ -111,7 +112,7 @@ def test_a_mistake_ends_with_one_line(mistake, protofed, tmp_path):
 
 
 def test_a_run_from_the_command_line(protofed, tmp_path):
-    done = protofed("run", "fedavg", *TINY, "--out", "first", check=0)
+    done = protofed("run", "fedavg", *TINY, "--set", "model.hidden=16", "--out", "first", check=0)
     assert "round 2/2" in done.stdout
     assert "average" in done.stdout
     names = {path.name for path in (tmp_path / "first").iterdir()}
@@ -125,6 +126,10 @@ def test_a_run_from_the_command_line(protofed, tmp_path):
     assert summary["status"] == "complete"
     for name in ("model.safetensors", "partition.npz", "run.json"):
         assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes()
+
+    protofed("run", "--from", "first/run.json", "--set", "weighting=uniform", "--out", "third", "--quiet", check=0)
+    first, third = (json.loads((tmp_path / name / "run.json").read_text())["options"] for name in ("first", "third"))
+    assert third == {**first, "set": {**first["set"], "weighting": "uniform"}}
 
     taken = protofed("run", "fedavg", *TINY, "--out", "first", check=2)
     assert "exists already" in taken.stderr

@@ -106,11 +106,27 @@ def test_a_broken_or_missing_file_is_named(file: str, keys: Path) -> None:
         ("clip=1", None, False),
         ("clip=1", "clip=0.5", True),
         ("clip=1", "clip=2", False),
-        ("noise=0.5", "clip=1,noise=0.6", True),
-        ("noise=0.5", "clip=1,noise=0.4", False),
-        ("clip=1,noise=0.5", "noise=0.5", False),
-        ("secure", "clip=1,secure", True),
-        ("secure", "clip=1", False),
+        ("clip=1,noise=0.5", "clip=1,noise=0.6", True),
+        ("clip=1,noise=0.5", "clip=1,noise=0.4", False),
+        ("clip=1,noise=0.5", "clip=1,noise=0.5,train=plain", False),
+        ("clip=1,noise=0.5,train=plain", "clip=1,noise=0.5", True),
+        ("clip=1,noise=0.5", "unit=client,clip=1,noise=0.5", False),
+        ("clip=1,noise=0.5", "clip=1,noise=0.5,row_clip=1e6", False),
+        ("clip=1,noise=0.5", "clip=1,noise=0.5,row_clip=0.1", True),
+        ("clip=1,noise=0.5", "clip=1,noise=0.5,row_noise=1e-9", False),
+        ("clip=1,noise=0.5", "clip=1,noise=0.5,delta=0.1", False),
+        ("clip=1,noise=0.5,delta=0.1", "clip=1,noise=0.5", True),
+        ("clip=1,noise=0.5,source=system", "clip=1,noise=0.5", False),
+        ("clip=1,noise=0.5", "clip=1,noise=0.5,source=system", True),
+        ("row_clip=1", "clip=0.5", True),
+        ("row_clip=1", "clip=0.5,row_clip=2", False),
+        ("quantise=4", "quantise=8", False),
+        ("quantise=4", "quantise=2", True),
+        ("quantise=4", None, False),
+        ("subsample=0.5", "subsample=0.6", False),
+        ("subsample=0.5", "clip=1,subsample=0.5", True),
+        ("secure=true", "clip=1,secure=true", True),
+        ("secure=true", "clip=1", False),
     ],
 )
 def test_the_least_guard(wanted: str | None, offered: str | None, fine: bool) -> None:
@@ -122,7 +138,7 @@ def test_the_least_guard(wanted: str | None, offered: str | None, fine: bool) ->
             policy.admit("i2pfl", 1, offered)
 
 
-@pytest.mark.parametrize("text", ["methods = 3", "rounds = 0", "colour = 'red'", "rounds ="])
+@pytest.mark.parametrize("text", ["methods = 3", "rounds = 0", "colour = 'red'", "rounds =", "guard = 'noise=1'"])
 def test_a_broken_policy_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "policy.toml").write_text(text)
     with pytest.raises(UserError, match="policy"):

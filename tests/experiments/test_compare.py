@@ -17,6 +17,7 @@ from protofed.cli import main
 from protofed.errors import UserError
 from protofed.experiments import schedule
 from protofed.experiments.assembly import assemble
+from protofed.experiments.comparison import accuracy_over_seeds
 from protofed.experiments.options import make_options
 from protofed.experiments.schedule import Job, Shard, claimed, places
 from protofed.federation import RunFolder
@@ -75,6 +76,18 @@ def runs_in(folder: Path) -> dict[str, int]:
 
 
 # Equal conditions
+
+
+def test_a_client_that_was_not_scored_is_left_out():
+    found = accuracy_over_seeds(
+        [{"a-0": 0.5, "a-1": None, "b-0": None, "average": 0.5}, {"a-0": 0.7, "a-1": 0.9, "b-0": None, "average": 0.8}],
+        {"a-0": "a", "a-1": "a", "b-0": "b"},
+    )
+    assert found["per_client"] == {
+        "a-0": {"mean": pytest.approx(0.6), "std": pytest.approx(0.02**0.5), "seeds": [0.5, 0.7]}
+    }
+    assert found["per_domain"]["a"]["seeds"] == [0.5, pytest.approx(0.8)]
+    assert found["worst_client"]["names"] == ["a-0", "a-0"]
 
 
 def test_every_method_starts_from_the_same_weights_partition_and_draws(tiny_data: str, tmp_path: Path) -> None:

@@ -34,7 +34,9 @@ def run_command(
     if method is not None:
         given["method"] = method
     if from_ is not None:
-        given = {**options_of(from_), **given}
+        stored = options_of(from_)
+        settings = [f"{key}={value}" for key, value in stored["set"].items()]
+        given = {**stored, **given, "set": [*settings, *given.get("set", [])]}
     progress = ProgressBar()
     callbacks = followers(progress, quiet or as_json, tensorboard)
     try:

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from protofed.errors import UserError
+from protofed.guards import parse_guard
 
 
 class Refused(Exception):
@@ -36,7 +37,8 @@ class Policy(BaseModel):
         if path is None:
             return cls()
         try:
-            return cls(**tomllib.loads(path.read_text()))
+            policy = cls(**tomllib.loads(path.read_text()))
+            parse_guard(policy.guard)
         except OSError:
             raise UserError(f"there is no policy file {path}") from None
         except tomllib.TOMLDecodeError as error:
@@ -44,6 +46,9 @@ class Policy(BaseModel):
         except ValidationError as error:
             first = error.errors()[0]
             raise UserError(f"the policy {path}: {first['loc'][0]}: {first['msg']}") from None
+        except UserError as error:
+            raise UserError(f"the policy {path}: {error}") from None
+        return policy
 
     def admit(self, method: str, rounds: int, guard: str | None) -> None:
         """Refuse a run that goes beyond it."""
@@ -51,10 +56,8 @@ class Policy(BaseModel):
             raise Refused(f"its policy allows {', '.join(self.methods)}, not {method}")
         if self.rounds is not None and rounds > self.rounds:
             raise Refused(f"its policy allows {self.rounds} rounds, not {rounds}")
-        wanted, offered = _rules(self.guard), _rules(guard)
-        for rule, value in wanted.items():
-            if rule not in offered or not _as_strict(rule, offered[rule], value):
-                raise Refused(f"its policy asks for the guard {self.guard}; the run has {guard or 'none'}")
+        if not parse_guard(guard).at_least(parse_guard(self.guard)):
+            raise Refused(f"its policy asks for the guard {self.guard}; the run has {guard or 'none'}")
 
     def let_out(self, size: int) -> None:
         """Refuse to send a message that is too large."""
@@ -64,17 +67,3 @@ class Policy(BaseModel):
     def as_dict(self) -> Mapping[str, Any]:
         """For display."""
         return self.model_dump(exclude_none=True)
-
-
-def _rules(guard: str | None) -> dict[str, str]:
-    parts = [part.partition("=") for part in (guard or "").split(",") if part.strip()]
-    return {name.strip(): value.strip() for name, _, value in parts}
-
-
-def _as_strict(rule: str, offered: str, wanted: str) -> bool:
-    """A clip may be tighter; of everything else there may be more."""
-    try:
-        given, asked = float(offered), float(wanted)
-    except ValueError:
-        return offered == wanted
-    return given <= asked if rule == "clip" else given >= asked

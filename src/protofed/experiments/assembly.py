@@ -389,7 +389,9 @@ def _device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise UserError(f"device={name} is not valid; it is cpu or cuda") from None
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise UserError(f"device={name} is not valid; it is cpu or cuda")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError("device=cuda: no such device here; use --device cpu")
     return device

@@ -164,10 +164,14 @@ def summarise(
 def accuracy_over_seeds(accuracies: Sequence[dict[str, Any]], domain_of: Mapping[str, str]) -> dict[str, Any]:
     """One view of several runs that differ in their seed: mean and spread of the average, the parts and the worst part.
 
+    A part that was not scored (a client without test images, a site that was away) is left out.
     `domain_of` tells the domain of a client, in the personal view; the global view is by domain already.
     """
     held_out = list(accuracies[0].get("held_out", {}))
-    parts = [{part: value for part, value in each.items() if part not in _NOT_PARTS} for each in accuracies]
+    parts = [
+        {part: value for part, value in each.items() if part not in _NOT_PARTS and value is not None}
+        for each in accuracies
+    ]
     clients = [{} if not domain_of else each for each in parts]
     domains = [_by_domain(each, domain_of) if domain_of else each for each in parts]
     seen = [{part: value for part, value in each.items() if part not in held_out} for each in domains]
@@ -242,7 +246,7 @@ def _by_domain(clients: Mapping[str, float], domain_of: Mapping[str, str]) -> di
 
 
 def _spreads(parts: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-    """Per part; one that not all seeds have (a client without test images, say) is left out."""
+    """Per part; one that not all seeds have is left out."""
     common = [part for part in parts[0] if all(part in each for each in parts)]
     return {part: spread([each[part] for each in parts]) for part in common}
 

@@ -15,10 +15,6 @@ from protofed.registry import settings_below
 WholeNumber = Annotated[int, Field(ge=1)]
 
 _NAMES = {"engine": ENGINES, "layout": LAYOUTS, "frozen": FROZEN}
-"""Options that take one of a few names."""
-
-
-_NAMES = {"engine": ENGINES, "layout": LAYOUTS, "frozen": FROZEN}
 """Options that take one of these names."""
 
 

@@ -62,6 +62,26 @@ class Guard(BaseModel):
         """Whether there is an epsilon for everything that is uploaded."""
         return self.noisy and (self.unit == "client" or self.trains_privately)
 
+    def at_least(self, other: "Guard") -> bool:
+        """Whether it bounds, blurs and hides no less than another, in everything that the other does."""
+        same_bounds = self.unit == other.unit and self.train in ("private", other.train)
+        return (
+            (same_bounds or other.bounds_rows is None)
+            and _no_looser(self.clip, other.clip)
+            and _no_looser(self.bounds_rows, other.bounds_rows)
+            and _no_looser(self.quantise, other.quantise)
+            and self.noise >= other.noise
+            and self.blurs_rows >= other.blurs_rows
+            and (self.delta <= other.delta or not other.noisy)
+            and self.subsample <= other.subsample
+            and (self.secure or not other.secure)
+            and (self.source == "system" or other.source == "seed")
+        )
+
+
+def _no_looser(bound: float | None, asked: float | None) -> bool:
+    return asked is None or (bound is not None and bound <= asked)
+
 
 UNGUARDED = Guard.model_validate({})
 
