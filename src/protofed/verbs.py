@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from protofed.models.net import Net
+from protofed.precision import in_full_precision
 from protofed.records import ClassTable, Mean, PrototypeSet, Record, Tally, Weights
 
 T = TypeVar("T")
@@ -170,6 +171,13 @@ def joined(*parts: Weights) -> Weights:
     )
 
 
+def named_as(like: Weights, weights: Weights) -> Weights:
+    """The part of `weights` that has the names of `like`."""
+    return Weights(
+        {name: weights.params[name] for name in like.params}, {name: weights.stats[name] for name in like.stats}
+    )
+
+
 def class_clusters(vectors: Tensor, y: Tensor, classes: int) -> PrototypeSet:
     """The centres that FINCH finds among the vectors of each class."""
     centres = {k: finch_centres(vectors[y == k]) for k in torch.unique(y).tolist()}
@@ -193,6 +201,7 @@ def set_contrast(logits: Tensor, prototypes: PrototypeSet, y: Tensor) -> Tensor:
     return torch.where(own.any(1), -share, 0.0).mean()
 
 
+@in_full_precision
 def gaussian_mmd(x: Tensor, y: Tensor) -> Tensor:
     """Maximum mean discrepancy of two batches under five Gaussian kernels around their mean squared distance."""
     pooled = torch.cat([x, y])

@@ -133,6 +133,29 @@ def test_merged_test_sets_and_external_sites(tiny, tmp_path):
     assert methods["fedproto"]["personal"] is not None
 
 
+def test_images_of_sites_that_keep_their_normalisation_are_judged_with_it(tmp_path):
+    for site, size in {"aptos": 40, "eyepacs": 12, "idrid": 8}.items():
+        toy_data(tmp_path / "dr_fundus", [site], classes=5, train=20, test=size, channels=3)
+    toy_data(tmp_path / "busi", ["busi"], classes=3, train=30, test=9, channels=3)
+    small = {"image_size": 16, "rounds": 1, "epochs": 1, "engine": "loop", "set": {"model.width": 4}}
+    chosen = {"methods": "fedavg,fraug,fedbn", "datasets": "dr,busi", "data_root": str(tmp_path)}
+    found = reproduce("fedmp.table1", out=tmp_path / "out", **chosen, **small)
+    sites, breast = (found.content["datasets"][name]["methods"] for name in ("dr", "busi"))
+
+    summary = json.loads((tmp_path / "out" / sites["fedbn"]["runs"][""][0] / "summary.json").read_text())
+    own = summary["accuracy"]["personal"]
+    pooled = (40 * own["aptos-0"] + 12 * own["eyepacs-0"] + 8 * own["idrid-0"]) / 60
+    assert sites["fedbn"]["personal"]["average"]["mean"] == pytest.approx(pooled)
+    assert sites["fedbn"]["curve"] == [(1, pytest.approx(pooled))]
+    assert sites["fedbn"]["paper"]["personal"] == {"average": 0.7235}
+    assert sites["fraug"]["paper"]["global"] == {"average": 0.7312}
+    assert sites["fraug"]["global"]["average"]["mean"] is not None
+    # Images without a site have the global model only.
+    assert breast["fedbn"]["personal"] is None
+    assert breast["fedbn"]["paper"]["global"] == {"average": 0.8471}
+    assert breast["fedbn"]["global"]["average"]["mean"] is not None
+
+
 def test_shared_parameters_of_conffedproto():
     found = reproduce("conffedproto.table2").content["datasets"]
     ours = {dataset: {row[0]: row[1] for row in block["rows"]} for dataset, block in found.items()}

@@ -42,6 +42,14 @@ def test_gt_11() -> None:
     assert gaussian_mmd(x, x).item() == pytest.approx(0, abs=1e-5)
 
 
+def test_autocast_leaves_the_discrepancy_its_digits() -> None:
+    x = torch.rand(6, 512, generator=torch.Generator().manual_seed(1)) + 5
+    y = x + 0.01
+    with torch.autocast("cpu", torch.bfloat16):
+        half = gaussian_mmd(x, y)
+    torch.testing.assert_close(half, gaussian_mmd(x, y))
+
+
 def test_discrepancy_of_equal_points_is_zero_with_finite_gradients() -> None:
     x = torch.ones(3, 2, requires_grad=True)
     value = gaussian_mmd(x, torch.ones(4, 2))
@@ -78,7 +86,7 @@ def test_parameters_of_the_reference_model(noise_dim: int | None, generator: int
     up = encode(method.upload(net, None, at)[0], "a").size  # type: ignore[arg-type]
     for size in (up, encode(state, "server").size):
         assert size.weights == 4 * (4_903_242 + generator)
-    assert sum(tensor.numel() for tensor in state.weights.stats.values()) == 4 * 512  # the generator's own
+    assert sum(tensor.numel() for tensor in state.shared.weights.stats.values()) == 4 * 512  # the generator's own
 
 
 def test_what_travels(make_at: Any) -> None:
@@ -211,6 +219,25 @@ def test_run(name: str, tiny_run: Any) -> None:
     assert seen.tolist() == [True, True, True, False]  # a holds no sample of class 3
     broadcast = load_file(run.path / "broadcast.safetensors")
     assert not [key for key in broadcast if "transformer" in key or "class_means" in key]
+
+
+def test_the_mean_of_the_running_statistics_makes_a_global_model(tiny_run: Any) -> None:
+    width = {"model.width": 2}
+    plain, run = (tiny_run("fraug", model="resnet10", set={**width, "global_bn": each}) for each in ("none", "mean"))
+    model, clients = (
+        load_file(run.path / "model.safetensors"),
+        [load_file(run.path / "clients" / f"{client}-0.safetensors") for client in "abc"],
+    )
+    name = "stem.bn1.running_var"
+    mean = torch.stack([client[f"model/stats/{name}"] for client in clients]).mean(0)  # 24 images each
+    torch.testing.assert_close(model[name], mean)
+    assert run.rounds[-1]["accuracy"]["global"]["average"] is not None
+    assert (
+        load_file(run.path / "broadcast.safetensors").keys() == load_file(plain.path / "broadcast.safetensors").keys()
+    )
+    for client in "abc":  # nobody trains otherwise
+        file = f"clients/{client}-0.safetensors"
+        assert (plain.path / file).read_bytes() == (run.path / file).read_bytes()
 
 
 @pytest.mark.parametrize(("unit", "samples"), [("epochs", 3 * 24 * 2), ("steps", 3 * 8 * 2)])

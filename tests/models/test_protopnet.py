@@ -71,6 +71,14 @@ def test_a_distance_is_never_negative() -> None:
     assert (layer(z) >= 0).all()
 
 
+def test_autocast_leaves_distances_their_digits() -> None:
+    layer = Prototypes(classes=2, per_class=1, dim=512, size=1)
+    z = layer.vectors.detach()[:, :, 0, 0].mean(0)[None, :, None, None] + 0.02
+    with torch.autocast("cpu", torch.bfloat16):
+        half = layer(z)
+    torch.testing.assert_close(half, layer(z))
+
+
 def test_resnet50_has_1316884_numbers_in_its_prototype_layer() -> None:
     base = build_model("resnet50", (3, 64, 64), 2)
     model = with_prototypes(base, per_class=5, dim=512, size=1, similarity="linear")

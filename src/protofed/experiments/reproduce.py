@@ -150,8 +150,8 @@ class _Training:
                     **{view: views[view].get(row.title) for view in _VIEWS},
                     **_costs([run for done in runs[row.title].values() for run in done.values()]),
                     "leakage": self._leakage(runs[row.title]),
-                    "curve": _curve(runs[row.title], row.view or self._preset.views[0]),
-                    "paper": self._paper(row, dataset),
+                    "curve": _curve(runs[row.title], self._view_of(row, views), self._preset.value),
+                    "paper": self._paper(row, dataset, self._view_of(row, views)),
                     "runs": {
                         condition: [str(run.path.relative_to(folder.parent)) for run in done.values()]
                         for condition, done in runs[row.title].items()
@@ -160,6 +160,12 @@ class _Training:
                 for row in self._rows
             }
         }
+
+    def _view_of(self, row: Row, views: Mapping[View, Mapping[str, Any]]) -> View:
+        """Where the row's figures belong: in its own view, unless it has only the table's first one here."""
+        first = self._preset.views[0]
+        own = row.view or first
+        return first if row.title in views[first] and row.title not in views[own] else own
 
     def _leakage(self, by_condition: Mapping[str, Mapping[int, Run]]) -> dict[str, Any] | None:
         """What an attacker rebuilds, where that is the table's question."""
@@ -218,7 +224,8 @@ class _Training:
         seen = {condition: run.summary["accuracy"][view] for condition, run in by_condition.items()}
         if any(accuracy is None for accuracy in seen.values()):
             return None
-        values = {condition: _value(accuracy, self._preset.value) for condition, accuracy in seen.items()}
+        value = self._preset.value
+        values = {condition: _value(by_condition[condition], accuracy, value) for condition, accuracy in seen.items()}
         if self._preset.over is not None:
             return {**values, "average": mean(values.values())}
         parts = self._columns(dataset) if view == "global" else []
@@ -230,8 +237,8 @@ class _Training:
             return list(self._preset.conditions(dataset, self._scale))
         return self._preset.domains(dataset, self._scale) if self._preset.per_domain else []
 
-    def _paper(self, row: Row, dataset: str) -> dict[str, Any] | None:
-        """The paper's figures as fractions, by view and column."""
+    def _paper(self, row: Row, dataset: str, view: View) -> dict[str, Any] | None:
+        """The paper's figures as fractions, by the view they belong to and column."""
         if self._preset.kind == "leakage":
             return {"leakage": dict(zip(self._preset.columns, row.figures.get(dataset, ()), strict=False))}
         figures = [round(figure / 100, 6) for figure in row.figures.get(dataset, ())]
@@ -241,7 +248,7 @@ class _Training:
         named = dict(zip(names, figures, strict=True))
         if self._chosen:  # the paper's average is over all columns
             named = {name: named[name] for name in self._chosen if name in named}
-        paper: dict[str, Any] = {row.view or self._preset.views[0]: named}
+        paper: dict[str, Any] = {view: named}
         if dataset in row.spread:
             paper["std"] = round(row.spread[dataset] / 100, 6)
         return paper
@@ -251,7 +258,7 @@ class _Training:
         if self._preset.over is not None or self._preset.value != "average":
             return {}
         view = self._preset.views[0]
-        papers = {row.title: self._paper(row, dataset) for row in self._rows}
+        papers = {row.title: self._paper(row, dataset, row.view or view) for row in self._rows}
         return {title: paper[view] for title, paper in papers.items() if paper is not None and view in paper}
 
 
@@ -285,10 +292,27 @@ def _slug(condition: str) -> str:
     return re.sub(r"[^\w.=-]+", "-", condition)
 
 
-def _value(accuracy: Mapping[str, Any], value: str) -> float:
-    """What stands for a run; clients have neither merged test images nor a domain left out, and are averaged."""
+def _value(run: Run, accuracy: Mapping[str, Any], value: str) -> float:
+    """What stands for a run; clients have no domain left out, and are averaged."""
+    if value == "pooled" and value not in accuracy:
+        return _pooled(run, accuracy)
     found = accuracy.get(value, accuracy["average"])
     return mean(found.values()) if isinstance(found, Mapping) else float(found)
+
+
+def _pooled(run: Run, accuracy: Mapping[str, Any]) -> float:
+    """Over all images, each judged by the client it belongs to; the plain mean where clients are not listed."""
+    clients, domains = run.config["partition"]["clients"], run.config["data"]["domains"]
+    own = any(entry["holdout"] for entry in clients.values())
+    tested = {
+        client: entry["holdout"] if own else domains[entry["domain"]]["test"]
+        for client, entry in clients.items()
+        if accuracy.get(client) is not None
+    }
+    if not tested:
+        return float(accuracy["average"])
+    correct = sum(accuracy[client] * size for client, size in tested.items())
+    return float(correct / sum(tested.values()))
 
 
 def _spreads(seeds: Sequence[Cells]) -> dict[str, Any]:
@@ -315,14 +339,14 @@ def _costs(runs: Sequence[Run]) -> dict[str, Any]:
     }
 
 
-def _curve(by_condition: Mapping[str, Mapping[int, Run]], view: View) -> list[tuple[int, float]]:
-    """Average accuracy after each evaluated round, over seeds and conditions."""
+def _curve(by_condition: Mapping[str, Mapping[int, Run]], view: View, value: str) -> list[tuple[int, float]]:
+    """The table's measure of accuracy after each evaluated round, over seeds and conditions."""
     seen: dict[int, list[float]] = {}
     for run in (run for done in by_condition.values() for run in done.values()):
         for record in run.rounds:
             accuracy = record["accuracy"] and record["accuracy"][view]
             if accuracy:
-                seen.setdefault(record["round"], []).append(accuracy["average"])
+                seen.setdefault(record["round"], []).append(_value(run, accuracy, value))
     return [(number, mean(values)) for number, values in sorted(seen.items())]
 
 

@@ -30,6 +30,7 @@ class Single(FedAvg):
     readings = (
         "Whether the average is weighted is not said; by samples (weighting).",
         "The averaged model is scored; --evaluate-local adds the clients' own, often higher, accuracy.",
+        "A schedule goes by rounds, of which there is one: the learning rate stays what it is.",
     )
 
     def plan(self, plan: Plan) -> Plan:

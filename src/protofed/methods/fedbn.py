@@ -13,7 +13,7 @@ from protofed.models import Group, everything, normalisation
 from protofed.models.net import Net
 from protofed.records import Mean, Record, Weights
 from protofed.registry import register
-from protofed.verbs import cross_entropy, joined
+from protofed.verbs import cross_entropy, joined, named_as
 
 
 class Server(Record):
@@ -67,15 +67,11 @@ class FedBN(Method):
 
     def aggregate(self, server: Server, total: Any, at: At) -> Server:
         """The weighted mean."""
-        return Server(Model(_named_as(server.shared.weights, total.weights)), _named_as(server.norms, total.weights))
+        shared, norms = (named_as(part, total.weights) for part in (server.shared.weights, server.norms))
+        return Server(Model(shared), norms)
 
     def global_weights(self, server: Server) -> Weights | None:
         """The shared part with the mean normalisation, where that was collected."""
         if self.global_bn == "none":
             return None
         return joined(server.shared.weights, server.norms)
-
-
-def _named_as(like: Weights, weights: Weights) -> Weights:
-    """The tensors of `weights` that `like` has."""
-    return Weights({name: weights.params[name] for name in like.params}, {n: weights.stats[n] for n in like.stats})

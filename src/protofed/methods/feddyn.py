@@ -47,7 +47,7 @@ class FedDyn(Method):
 
     alpha: Positive = knob("strength of the regulariser", default=0.01)
     clip: Positive = knob("largest norm of a local gradient", default=10.0)
-    eval_model: Literal["server", "mean_clients"] = knob("which model is scored and saved", default="server")
+    eval_model: Literal["server", "mean_clients"] = knob("the global model that is scored and saved", default="server")
 
     @property
     def steps(self) -> tuple[Step, ...]:

@@ -13,27 +13,26 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from protofed.method import At, Fraction, Method, NonNegative, Plan, Positive, Samples, Step, Terms, Whole, knob
+from protofed.methods.fedavg import Model, Upload
 from protofed.models import Group, Split, everything, part, running_statistics
 from protofed.models.net import Net
 from protofed.records import ClassTable, Mean, Record, Weights
 from protofed.registry import register
-from protofed.verbs import class_means, cross_entropy, ema, gaussian_mmd, membership
+from protofed.verbs import class_means, cross_entropy, ema, gaussian_mmd, joined, membership, named_as
 
 Distance = Literal["mmd", "l2"]
 
+_OWN_STATISTICS = running_statistics - part("generator", "transformer", "class_means")
+"""Those of the task model."""
 
-class Global(Record):
-    """Server state and broadcast: the task model without running statistics, and the generator."""
 
-    weights: Weights
+class Server(Record):
+    """What is broadcast, and the clients' mean running statistics where they are collected."""
+
+    shared: Model
+    stats: Weights
     complete: bool
-    """Whether the task model has no running statistics, so that the server's copy can be used as it is."""
-
-
-class Upload(Record):
-    """What the server averages: the task model without running statistics, and the generator."""
-
-    weights: Mean[Weights]
+    """Whether the task model can be used as the server has it."""
 
 
 class Generator(nn.Module):
@@ -96,13 +95,17 @@ class FRAug(Method):
         "Chen et al., FRAug: Tackling Federated Learning with Non-IID Features via Representation Augmentation, "
         "ICCV 2023"
     )
-    sends_up = "weights without running statistics, generator, sample count"
+    sends_up = (
+        "weights without running statistics, generator, sample count; with global_bn=mean also the running statistics"
+    )
     sends_down = "weights without running statistics, generator"
     readings = (
         "The released code calls mini-batches epochs; epochs are epochs (local_unit).",
         "A class the client has never seen has the zero vector for its mean, as in the released code.",
-        "With running statistics in the model there is no complete global model; each client has its own.",
+        "A global model needs the mean of the clients' running statistics, which the method does not send: with "
+        "global_bn=mean they travel up and no client ever loads them; with none there is no global model.",
         "The generator's running statistics travel with it, as in the released code for Digits and PACS.",
+        "Optimisers start afresh in every round, as everywhere here; the released code keeps them (preset authors).",
     )
     presets = {
         "authors": {"local_unit": "steps", "persist_optimizer": True},
@@ -131,10 +134,19 @@ class FRAug(Method):
     )
     transformer_distance: Distance = knob("squared error from, or discrepancy with, the features moved", default="l2")
 
+    global_bn: Literal["mean", "none"] = knob(
+        "also collect the mean running statistics, for a global model", default="none"
+    )
+
     @property
     def shares(self) -> Group:
         """The task model without running statistics, and the whole generator; m is a running statistic too."""
         return everything - running_statistics - part("transformer") + part("generator")
+
+    @property
+    def uploads(self) -> Group:
+        """What the server averages."""
+        return self.shares + _OWN_STATISTICS if self.global_bn == "mean" else self.shares
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -161,10 +173,14 @@ class FRAug(Method):
         """d_z."""
         return self.noise_dim or max(1, dim // 2)
 
-    def server_state(self, net: Net, at: At) -> Global:
+    def server_state(self, net: Net, at: At) -> Server:
         """The initial task model and generator."""
-        own = net.names(running_statistics) & net.names(part(*net.model.stage_names))
-        return Global(net.pick(self.shares), not own)
+        complete = self.global_bn == "mean" or not net.names(_OWN_STATISTICS)
+        return Server(Model(net.pick(self.shares)), net.pick(self.uploads - self.shares), complete)
+
+    def broadcast(self, server: Server, at: At) -> Model:
+        """What is shared."""
+        return server.shared
 
     def schedule(self, at: At) -> tuple[float, float]:
         """r_t = exp(gamma (t - T)), and w_t = min(0.5, r_t)."""
@@ -218,16 +234,17 @@ class FRAug(Method):
         }
 
     def upload(self, net: Net, data: Samples, at: At) -> tuple[Upload, Record]:
-        """What is shared; transformer, class means and running statistics stay with the client's model."""
-        return Upload(Mean(net.pick(self.shares), self.weight(at))), at.memory
+        """The trained model; transformer, class means and, as a rule, running statistics stay with the client."""
+        return Upload(Mean(net.pick(self.uploads), self.weight(at))), at.memory
 
-    def aggregate(self, server: Global, total: Any, at: At) -> Global:
+    def aggregate(self, server: Server, total: Any, at: At) -> Server:
         """The weighted mean."""
-        return Global(total.weights, server.complete)
+        shared, stats = (named_as(part, total.weights) for part in (server.shared.weights, server.stats))
+        return replace(server, shared=Model(shared), stats=stats)
 
-    def global_weights(self, server: Global) -> Weights | None:
+    def global_weights(self, server: Server) -> Weights | None:
         """The task model, where it is complete."""
-        return server.weights if server.complete else None
+        return joined(server.shared.weights, server.stats) if server.complete else None
 
 
 def cyclic(y: Tensor, classes: int) -> Tensor:

@@ -27,6 +27,7 @@ from protofed.models.adapters import output_channels, start_convolution
 from protofed.models.groups import Group, part
 from protofed.models.net import Net
 from protofed.models.split import Split
+from protofed.precision import in_full_precision
 
 SimilarityKind = Literal["linear", "log"]
 
@@ -51,16 +52,22 @@ class Prototypes(nn.Module):
         return torch.arange(len(self.vectors), device=self.vectors.device) // self.per_class
 
     def forward(self, z: Tensor) -> Tensor:
-        """|z(h,w) - p_j|^2 at every position as |z|^2 - 2 z p_j + |p_j|^2, in which rounding may go below zero."""
+        """|z(h,w) - p_j|^2 at every position."""
         if min(z.shape[-2:]) < self.size:
             height, width = z.shape[-2:]
             raise UserError(
                 f"prototypes of {self.size}x{self.size} patches do not fit feature maps of {height}x{width}; "
                 "use a smaller prototype_size or larger images"
             )
-        patches = functional.conv2d(z.pow(2), torch.ones_like(self.vectors[:1]))
-        matches = functional.conv2d(z, self.vectors)
-        return functional.relu(patches - 2 * matches + self.vectors.pow(2).sum((1, 2, 3))[:, None, None])
+        return _squared_distances(z, self.vectors)
+
+
+@in_full_precision
+def _squared_distances(z: Tensor, vectors: Tensor) -> Tensor:
+    """|z|^2 - 2 z p_j + |p_j|^2, in which rounding may go below zero, [n, m, h, w]."""
+    patches = functional.conv2d(z.pow(2), torch.ones_like(vectors[:1]))
+    matches = functional.conv2d(z, vectors)
+    return functional.relu(patches - 2 * matches + vectors.pow(2).sum((1, 2, 3))[:, None, None])
 
 
 class Nearest(nn.Module):
