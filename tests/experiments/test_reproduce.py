@@ -175,9 +175,10 @@ def test_shared_parameters_of_conffedproto():
 )
 def test_communication_of_fedmp_is_what_it_prints(methods):
     rows = reproduce("fedmp.table4", methods=methods).content["datasets"]["tb"]["rows"]
-    for name, _, counted, exact, paper in rows:
+    for name, _, counted, exact, paper, accuracy in rows:
         assert round(counted, 2) == paper, name
         assert exact >= counted
+        assert 81 < accuracy < 89
 
 
 def test_partition_of_figure_4(tmp_path):
@@ -216,6 +217,14 @@ def test_estimate_counts_every_image_of_every_client():
     assert (short.clients, short.rounds, short.runs) == (10, 40, 1)
     assert long.up == 10 * short.up
     assert 3 < long.seconds / short.seconds < 30
+
+
+def test_an_estimate_is_of_the_columns_asked_for():
+    chosen = {"datasets": "mnist", "methods": "fedavg"}
+    (every,), (one,) = (dry_run("conffedproto.table1", columns=each, **chosen) for each in (None, "alpha=0.1"))
+    assert (every.runs, one.runs) == (3, 1)
+    with pytest.raises(UserError, match=r"alpha=0\.7"):
+        dry_run("conffedproto.table1", columns="alpha=0.7", **chosen)
 
 
 def test_mistakes_are_named(tmp_path):

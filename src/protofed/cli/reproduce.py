@@ -49,7 +49,7 @@ def reproduce_command(
         _show_presets(as_json)
         return 0
     if dry:
-        estimates = dry_run(table, scale=scale, datasets=datasets, methods=methods, **given)
+        estimates = dry_run(table, scale=scale, datasets=datasets, methods=methods, columns=columns, **given)
         used = find_preset(table).seeds["paper" if scale == "paper" else "lite"] if seeds is None else numbers(seeds)
         if as_json:
             print(json.dumps([each.as_dict() for each in estimates]))

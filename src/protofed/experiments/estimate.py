@@ -53,9 +53,10 @@ class Estimate:
         return asdict(self)
 
 
-def estimate_row(preset: Preset, row: Row, dataset: str, scale: Scale, options: Mapping[str, Any]) -> Estimate:
+def estimate_row(
+    preset: Preset, row: Row, dataset: str, scale: Scale, options: Mapping[str, Any], *, runs: int
+) -> Estimate:
     """Assemble one row on generated images, let one client train on one batch, and scale up."""
-    conditions = preset.conditions(dataset, scale)
     with fixture(preset, dataset, scale, row.method, options) as ready:
         trial = _one_batch(ready.assembly)
         plan, sizes = ready.assembly.setting.plan, ready.sizes
@@ -68,7 +69,7 @@ def estimate_row(preset: Preset, row: Row, dataset: str, scale: Scale, options: 
             dataset,
             row.title,
             row.method,
-            len(conditions),
+            runs,
             len(sizes),
             plan.rounds,
             trial.seconds * _samples(ready.assembly, sizes, ready.test_images),

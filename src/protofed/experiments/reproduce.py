@@ -95,6 +95,7 @@ def dry_run(
     scale: str = "lite",
     datasets: str | Sequence[str] | None = None,
     methods: str | Sequence[str] | None = None,
+    columns: str | Sequence[str] | None = None,
     **options: Any,
 ) -> list[Estimate]:
     """Build every row of a table on generated images, let a client train on one batch, and estimate what a run takes.
@@ -104,7 +105,14 @@ def dry_run(
     preset, at, given = find_preset(name), _scale(scale), _given(options)
     with one_thread():
         return [
-            estimate_row(preset, row, dataset, at, _options_of(preset, row, dataset, at, given))
+            estimate_row(
+                preset,
+                row,
+                dataset,
+                at,
+                _options_of(preset, row, dataset, at, given),
+                runs=len(preset.selected_conditions(dataset, at, listed(columns))),
+            )
             for dataset in preset.selected_datasets(listed(datasets))
             for row in preset.selected_rows(listed(methods)) or [Row(method="fedavg")]
         ]
@@ -375,9 +383,10 @@ def _traffic(preset: Preset, scale: Scale, dataset: str, rows: list[Row], given:
             rounds = ready.assembly.setting.plan.rounds
         counted = sum(way.weights + way.features for way in (sent.up, sent.down)) / 1e9
         exact = (sent.up.total + sent.down.total) / 1e9
-        return [row.title, rounds, round(counted, 3), round(exact, 3), _figure(row, dataset, 1)]
+        printed = [_figure(row, dataset, preset.columns.index(column)) for column in ("GB", "accuracy")]
+        return [row.title, rounds, round(counted, 3), round(exact, 3), *printed]
 
-    columns = ["method", "rounds", "GB as counted there", "GB exactly", "paper"]
+    columns = ["method", "rounds", "GB as counted there", "GB exactly", "paper", "paper's accuracy in %"]
     return {"columns": columns, "rows": [of(row) for row in rows]}
 
 
