@@ -14,6 +14,7 @@ def join_command(
     run: Annotated[Path, typer.Argument(help="the folder of a complete run")],
     data: Annotated[str, typer.Option("--data", help="the newcomer's images: a name, a folder or a manifest")],
     out: Annotated[Path, typer.Option("--out", help="where its model and join.json go")],
+    data_root: Annotated[str | None, typer.Option("--data-root", help="where data sets lie by name")] = None,
     domains: Annotated[str | None, typer.Option("--domains", help="which domain, where the data has several")] = None,
     labels: Annotated[str | None, typer.Option("--labels", help='regroup classes, "0=healthy,1-4=diseased"')] = None,
     samples_per_client: Annotated[
@@ -44,6 +45,7 @@ def join_command(
         model=model,
         weights=weights,
         tell=None if as_json else tell,
+        data_root=data_root,
         domains=domains,
         labels=labels,
         samples_per_client=samples_per_client,
