@@ -67,7 +67,7 @@ class FedBN(Method):
 
     def aggregate(self, server: Server, total: Any, at: At) -> Server:
         """The weighted mean."""
-        shared, norms = (named_as(part, total.weights) for part in (server.shared.weights, server.norms))
+        shared, norms = (named_as(like, total.weights) for like in (server.shared.weights, server.norms))
         return Server(Model(shared), norms)
 
     def global_weights(self, server: Server) -> Weights | None:

@@ -239,7 +239,7 @@ class FRAug(Method):
 
     def aggregate(self, server: Server, total: Any, at: At) -> Server:
         """The weighted mean."""
-        shared, stats = (named_as(part, total.weights) for part in (server.shared.weights, server.stats))
+        shared, stats = (named_as(like, total.weights) for like in (server.shared.weights, server.stats))
         return replace(server, shared=Model(shared), stats=stats)
 
     def global_weights(self, server: Server) -> Weights | None:
