@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from protofed.errors import UserError
 from protofed.models import build_model, choose_layout, laid_out
 
+CPU = torch.device("cpu")
 OPTIONS: dict[str, Any] = {"model": "resnet10", "set": {"model.width": 16}, "rounds": 2}
 
 
@@ -50,7 +51,7 @@ def test_the_layout_is_written_down(tiny_run: Any) -> None:
     ("names", "dtype", "expected"),
     [
         (["resnet10"], torch.float32, "channels-last"),
-        (["lenet5"], torch.float32, "channels-last"),
+        (["lenet5"], torch.float32, "strips"),
         (["mlp"], torch.float32, "standard"),  # nothing convolves
         (["lenet5", "mlp"], torch.float32, "standard"),
         (["resnet10"], torch.float64, "standard"),  # no fast kernels, and exactness is what float64 is for
@@ -58,17 +59,17 @@ def test_the_layout_is_written_down(tiny_run: Any) -> None:
 )
 def test_what_auto_chooses(names: list[str], dtype: torch.dtype, expected: str) -> None:
     models = [build_model(name, (3, 32, 32), 4, {}) for name in names]
-    assert choose_layout("auto", models, dtype) == expected
-    assert choose_layout("standard", models, dtype) == "standard"
-    assert choose_layout("channels-last", models, dtype) == "channels-last"
+    assert choose_layout("auto", models, dtype, CPU) == expected
+    assert choose_layout("standard", models, dtype, CPU) == "standard"
+    assert choose_layout("channels-last", models, dtype, CPU) == "channels-last"
 
 
 def test_narrow_strided_convolutions_stay_as_they_are() -> None:
     """torch writes beyond the memory of their gradients when channels lie last."""
     narrow = [build_model("resnet10", (3, 32, 32), 4, {"width": 8})]
-    assert choose_layout("auto", narrow, torch.float32) == "standard"
+    assert choose_layout("auto", narrow, torch.float32, CPU) == "standard"
     with pytest.raises(UserError, match="corrupts memory"):
-        choose_layout("channels-last", narrow, torch.float32)
+        choose_layout("channels-last", narrow, torch.float32, CPU)
 
 
 def test_only_kernels_are_laid_out_otherwise() -> None:

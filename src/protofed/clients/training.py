@@ -165,9 +165,9 @@ def _train_privately(
 
 
 def _total(seen: list[tuple[Tensor, int]]) -> float:
-    """The sum over samples from the means over batches, in one go: single additions cost more than they add."""
-    means, sizes = zip(*seen, strict=True)
-    return float(torch.stack(means).double().cpu() @ torch.tensor(sizes, dtype=torch.float64))
+    """The sum over samples from the means over batches; all are read at once, as a device is asked only once."""
+    means: list[float] = torch.stack([mean for mean, _ in seen]).tolist()
+    return sum(mean * size for mean, (_, size) in zip(means, seen, strict=True))
 
 
 def _batches(method: Method, samples: ClientSamples, at: At) -> Iterator[tuple[int, Tensor, Tensor]]:

@@ -30,6 +30,7 @@ from protofed.clients.training import (
     terms_and_notes,
 )
 from protofed.method import At, Method, Notes, Step, Terms
+from protofed.models import torchs_own_kernels
 from protofed.models.net import Net
 from protofed.records import Record, Weights, map_tensors
 
@@ -205,9 +206,10 @@ class _Stack:
 
         dims = (0, 0, self.frozen.dims, self.given.dims, draw.dims, 0, 0, 0)
         who = torch.arange(len(x), device=x.device)
-        result: tuple[Terms, Notes] = vmap(one, in_dims=dims)(
-            self.trained, self.stats, self.frozen.tensors, self.given.tensors, draw.tensors, who, x, y
-        )
+        with torchs_own_kernels(self.net.model):
+            result: tuple[Terms, Notes] = vmap(one, in_dims=dims)(
+                self.trained, self.stats, self.frozen.tensors, self.given.tensors, draw.tensors, who, x, y
+            )
         return result
 
     @contextmanager

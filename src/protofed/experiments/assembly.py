@@ -263,7 +263,7 @@ def _assembled(
         setting = replace(
             setting,
             models=tuple(model.to(setting.dtype) for model in built),
-            layout=choose_layout(options.layout, built, setting.dtype),
+            layout=choose_layout(options.layout, built, setting.dtype, device, options.autocast),
         )
     templates = rehearse(setting)
     frozen = choose_frozen(options.frozen, setting)

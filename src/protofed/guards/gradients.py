@@ -16,6 +16,7 @@ from torch.func import grad, vmap
 from protofed.guards.guard import Guard
 from protofed.guards.source import Source, source_of
 from protofed.method import At, Method, Plan, Step
+from protofed.models import torchs_own_kernels
 from protofed.models.net import Net
 from protofed.records import Weights
 
@@ -59,7 +60,8 @@ class PrivateGradients:
         for some_x, some_y in zip(torch.split(x, _AT_ONCE), torch.split(y, _AT_ONCE), strict=True):
             if len(some_y) == 0:
                 continue
-            each = gradient(params, some_x, some_y)
+            with torchs_own_kernels(net.model):
+                each = gradient(params, some_x, some_y)
             squares = [tensor.flatten(1).double().pow(2).sum(1) for tensor in each.values()]
             norms = torch.stack(squares).sum(0).sqrt().clamp(min=1e-12)
             shrink = (self._clip / norms).clamp(max=1.0)

@@ -17,7 +17,7 @@ from protofed.errors import UserError, unknown_name
 from protofed.experiments.run import one_thread
 from protofed.inference.classifier import Classifier
 from protofed.inference.predict import image_files, pixels_for
-from protofed.models import load_weights, tensors
+from protofed.models import load_weights, tensors, torchs_own_kernels
 from protofed.seeding import generator
 
 _TOLERANCE = 1e-4
@@ -143,7 +143,7 @@ def _to_onnx(classifier: Classifier, path: Path) -> Callable[[Tensor], Tensor]:
     level = said.level
     said.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), torchs_own_kernels(classifier):
             warnings.simplefilter("ignore")
             torch.onnx.export(
                 classifier,

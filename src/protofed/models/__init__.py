@@ -22,7 +22,7 @@ from protofed.models.groups import (
     running_statistics,
     tensors,
 )
-from protofed.models.layout import LAYOUTS, choose_layout, laid_out
+from protofed.models.layout import LAYOUTS, choose_layout, laid_out, torchs_own_kernels
 from protofed.models.projection import to_common_length, with_projection
 from protofed.models.split import ImageShape, Split
 from protofed.models.weights import Mismatch, WeightsReport, load_weights, read_weights
@@ -59,5 +59,6 @@ __all__ = [
     "running_statistics",
     "tensors",
     "to_common_length",
+    "torchs_own_kernels",
     "with_projection",
 ]

@@ -1,27 +1,36 @@
-"""How the tensors of a network lie in memory: a matter of speed, and of results only in their last bits."""
+"""How a network convolves, and how its tensors lie in memory: a matter of speed; of results only in their last bits."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
 from torch import nn
 
 from protofed.errors import UserError
+from protofed.models.layers import Convolution
 
-LAYOUTS = ("auto", "standard", "channels-last")
+LAYOUTS = ("auto", "standard", "channels-last", "strips")
 
 M = TypeVar("M", bound=nn.Module)
 
 _ENOUGH_CHANNELS = 16
 
-_FORMATS = {"standard": torch.contiguous_format, "channels-last": torch.channels_last}
+_FORMATS = {
+    "standard": torch.contiguous_format,
+    "channels-last": torch.channels_last,
+    "strips": torch.contiguous_format,
+}
 
 
-def choose_layout(name: str, models: Iterable[nn.Module], dtype: torch.dtype) -> str:
-    """The layout behind `auto`: channels last where a network convolves in float32.
+def choose_layout(
+    name: str, models: Iterable[nn.Module], dtype: torch.dtype, device: torch.device, autocast: bool = False
+) -> str:
+    """The layout behind `auto`: in float32 strips for a network that can have them, channels last if it convolves.
 
     It depends on nothing that differs between machines or runs, so that the same command gives the same bits.
     """
+    models = list(models)
     convolutions = [[part for part in model.modules() if isinstance(part, nn.Conv2d)] for model in models]
     broken = any(_breaks_channels_last(part) for found in convolutions for part in found)
     if name == "channels-last" and broken:
@@ -29,9 +38,17 @@ def choose_layout(name: str, models: Iterable[nn.Module], dtype: torch.dtype) ->
             "layout=channels-last: on a CPU, torch corrupts memory in strided 1x1 convolutions of fewer than "
             f"{_ENOUGH_CHANNELS} channels that lie last, and this model has one; use --layout auto, or a wider model"
         )
+    in_strips = all(convolutions) and all(map(_fits_strips, models)) and device.type == "cpu" and not autocast
+    if name == "strips" and not in_strips:
+        raise UserError(
+            "layout=strips is for networks whose every convolution is pooled and not padded, such as lenet5, "
+            "on a CPU and without --autocast; use --layout auto"
+        )
     if name != "auto":
         return name
-    return "channels-last" if all(convolutions) and not broken and dtype == torch.float32 else "standard"
+    if dtype != torch.float32 or not all(convolutions):
+        return "standard"
+    return "strips" if in_strips else "standard" if broken else "channels-last"
 
 
 def _breaks_channels_last(convolution: nn.Conv2d) -> bool:
@@ -40,6 +57,31 @@ def _breaks_channels_last(convolution: nn.Conv2d) -> bool:
     return strided and convolution.in_channels < _ENOUGH_CHANNELS
 
 
+def _fits_strips(model: nn.Module) -> bool:
+    """Whether all its convolutions do."""
+    fitting = {part.conv for part in _strippable(model)}
+    return all(part in fitting for part in model.modules() if isinstance(part, nn.Conv2d))
+
+
 def laid_out(model: M, layout: str) -> M:
     """The model itself with its kernels in `layout`; what they are convolved with follows them."""
+    for part in _strippable(model):
+        part.in_strips = layout == "strips"
     return model.to(memory_format=_FORMATS[layout])  # type: ignore[call-overload, no-any-return]
+
+
+@contextmanager
+def torchs_own_kernels(model: nn.Module) -> Iterator[None]:
+    """Inside, the model computes with what torch itself brings: `torch.func` and exporters know nothing else."""
+    changed = [part for part in _strippable(model) if part.in_strips]
+    for part in changed:
+        part.in_strips = False
+    try:
+        yield
+    finally:
+        for part in changed:
+            part.in_strips = True
+
+
+def _strippable(model: nn.Module) -> list[Convolution]:
+    return [part for part in model.modules() if isinstance(part, Convolution) and part.fits_strips]

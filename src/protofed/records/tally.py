@@ -75,11 +75,11 @@ class _WeightedSum:
         self._like: Any = None
 
     def add(self, item: Mean[Any]) -> None:
-        weighted = _weighted(item.value, torch.as_tensor(item.weight, dtype=torch.float64))
+        weight = torch.as_tensor(item.weight, dtype=torch.float64)
         if self._sum is None:
-            self._like, self._sum = item.value, weighted
+            self._like, self._sum = item.value, _weighted(item.value, weight)
         else:
-            self._sum = _added(self._sum, weighted)
+            self._sum = _grown(self._sum, item.value, weight)
 
     def mean(self) -> Any:
         return _divided(self._sum, self._like)
@@ -113,13 +113,16 @@ def _weighted(value: Any, weight: Tensor) -> Any:
     return {entry.name: _weighted(getattr(value, entry.name), weight) for entry in fields(value)}
 
 
-def _added(left: Any, right: Any) -> Any:
-    """left + right; the large tensors of `left` are reused, because a new model per client would cost more."""
-    if isinstance(left, _Weighted):
-        return _Weighted(left.value.add_(right.value), left.weight + right.weight)
-    if isinstance(left, _WeightedTable):
-        return _WeightedTable(_added(left.rows, right.rows), left.count + right.count)
-    return {key: _added(left[key], right[key]) for key in left}
+def _grown(total: Any, value: Any, weight: Tensor) -> Any:
+    """total + weight x value; the large tensors of the total are reused, because new ones per client cost more."""
+    if isinstance(total, _Weighted):
+        return _Weighted(total.value.add_(value, alpha=float(weight)), total.weight + weight)
+    if isinstance(total, _WeightedTable):
+        more = _weighted(value, weight)
+        rows = _Weighted(total.rows.value.add_(more.rows.value), total.rows.weight + more.rows.weight)
+        return _WeightedTable(rows, total.count + more.count)
+    parts = value if isinstance(value, dict) else {name: getattr(value, name) for name in total}
+    return {name: _grown(part, parts[name], weight) for name, part in total.items()}
 
 
 def _divided(total: Any, like: Any) -> Any:
