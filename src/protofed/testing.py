@@ -258,6 +258,7 @@ class _Recorder:
     name = "loop"
     workers = 1
     scattered = False
+    groups = False
 
     def __init__(self, engine: LoopEngine, seen: _Seen) -> None:
         self._engine = engine

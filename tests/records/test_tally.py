@@ -9,7 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from protofed.records import ClassTable, Each, Mean, Nothing, Record, Tally, Weights
+from protofed.records import (
+    ClassTable,
+    Each,
+    Mean,
+    Nothing,
+    Record,
+    Sums,
+    Tally,
+    Weights,
+    adds_up,
+    decode,
+    encode,
+)
 
 
 class Upload(Record):
@@ -112,6 +124,45 @@ def test_a_client_without_a_class_never_changes_its_prototype(found: dict[str, U
     assert torch.equal(before.plain.rows[k], after.plain.rows[k])
     assert torch.equal(before.by_count.rows[k], after.by_count.rows[k])
     assert before.plain.count[k] == after.plain.count[k]
+
+
+class Added(Record):
+    """An upload of which only the sum is seen."""
+
+    weights: Mean[Weights]
+    plain: Mean[ClassTable]
+    by_count: Mean[ClassTable]
+
+
+@settings(max_examples=40, deadline=None)
+@given(uploads(), st.integers(1, 3))
+def test_groups_that_are_added_up_elsewhere_give_the_same_bits(found: dict[str, Upload], size: int) -> None:
+    mine = {client: Added(one.weights, one.plain, one.by_count) for client, one in found.items()}
+    like = next(iter(mine.values()))
+    groups = [list(mine)[start : start + size] for start in range(0, len(mine), size)]
+    here, there = Tally(), Tally()
+    for group in groups:
+        elsewhere = Tally()
+        for client in group:
+            here.add(client, mine[client])
+            elsewhere.add(client, mine[client])
+        here.end_group()
+        there.add_group(group, decode(encode(elsewhere.sums(), "group").blob, Sums.like(like), "group"), like)
+    assert here.clients == there.clients == list(mine)
+    one, other, plain = here.total(), there.total(), folded(found)
+    for name in ("plain", "by_count"):
+        assert torch.equal(getattr(one, name).rows, getattr(other, name).rows)
+        assert torch.equal(getattr(one, name).count, getattr(other, name).count)
+        torch.testing.assert_close(getattr(one, name).rows, getattr(plain, name).rows, rtol=2**-22, atol=1e-10)
+    assert torch.equal(one.weights.params["w"], other.weights.params["w"])
+    torch.testing.assert_close(one.weights.params["w"], plain.weights.params["w"], rtol=2**-22, atol=1e-10)
+
+
+def test_what_is_seen_client_by_client_does_not_add_up() -> None:
+    table = ClassTable(torch.ones(2, 3), torch.ones(2))
+    whole = upload(torch.ones(4), 1.0, table)
+    assert not adds_up(whole)
+    assert adds_up(Added(whole.weights, whole.plain, whole.by_count))
 
 
 def test_sums_are_in_float64() -> None:

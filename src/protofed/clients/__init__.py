@@ -16,6 +16,8 @@ from protofed.clients.jobs import (
     Score,
     Train,
     Trained,
+    TrainedGroup,
+    TrainGroup,
 )
 from protofed.clients.rehearsal import GlobalModel, Templates, rehearse
 from protofed.clients.setting import Setting
@@ -43,7 +45,9 @@ __all__ = [
     "Sources",
     "Templates",
     "Train",
+    "TrainGroup",
     "Trained",
+    "TrainedGroup",
     "choose_frozen",
     "decode_job",
     "decode_result",

@@ -4,6 +4,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -23,6 +24,8 @@ from protofed.clients.jobs import (
     Score,
     Train,
     Trained,
+    TrainedGroup,
+    TrainGroup,
 )
 from protofed.clients.optimizers import State, make_optimizers, restore_state
 from protofed.clients.rehearsal import Templates
@@ -37,8 +40,9 @@ from protofed.method import At
 from protofed.models import everything, laid_out, nothing
 from protofed.models.net import Net
 from protofed.models.protopnet import project, prototypes_of
-from protofed.records import Message, Nothing, Quantiser, Record, Weights, decode, encode, map_tensors
+from protofed.records import Message, Nothing, Quantiser, Record, Tally, Weights, conform, decode, encode, map_tensors
 
+A = TypeVar("A")
 R = TypeVar("R", bound=Record)
 
 
@@ -68,7 +72,9 @@ class ClientSide:
     def perform(self, job: Job, message: Message) -> Result:
         """Do one job; whatever goes wrong in it is an answer, not an exception."""
         if isinstance(job, Train):
-            return attempted(lambda: self._train(job, message))
+            return attempted(lambda: self._train(job, message)[1])
+        if isinstance(job, TrainGroup):
+            return attempted(lambda: self._train_group(job, message))
         if isinstance(job, Evaluate):
             return attempted(lambda: self._evaluate(job, message))
         if isinstance(job, Project):
@@ -89,7 +95,7 @@ class ClientSide:
         self._look_at(net, {train_set: samples, kept: samples.validation}, job.client)
         return Ready(job, at, samples, state.optimizer)
 
-    def finish(self, ready: Ready, learnt: Learnt) -> Trained:
+    def finish(self, ready: Ready, learnt: Learnt) -> tuple[Record, Trained]:
         """Make the upload from what training left in the client's network, and propose the client's new state."""
         client, net, guard = ready.job.client, self.net_of(ready.job.client), self._setting.guard
         at = replace(
@@ -101,12 +107,24 @@ class ClientSide:
         )
         upload, memory = self._setting.method.upload(net, ready.samples, at)
         quantiser = None if guard.quantise is None else Quantiser(guard.quantise, at.rng("guard quantise"))
-        sent = encode(seal(guard, upload, at), client, quantiser)
+        sealed = seal(guard, upload, at)
+        sent = encode(sealed, client, quantiser)
         self._store.propose(client, ready.job.round, ClientState(net.pick(), memory, learnt.optimizer))
         # A loss tells of the samples, too, and no noise is on it.
-        return Trained(sent.blob, sent.size, {} if guard.promises else learnt.loss, learnt.samples)
+        return sealed, Trained(sent.blob, sent.size, {} if guard.promises else learnt.loss, learnt.samples)
 
-    def _train(self, job: Train, message: Message) -> Trained:
+    def _train_group(self, job: TrainGroup, message: Message) -> TrainedGroup:
+        tally = Tally()
+
+        def added(client: str) -> Trained:
+            upload, trained = self._train(Train(job.round, client), message)
+            tally.add(client, conform(upload, self._templates.upload, client))
+            return replace(trained, blob=b"")
+
+        each = tuple(attempted(partial(added, client)) for client in job.clients)
+        return TrainedGroup(encode(tally.sums(), "group").blob if tally.clients else b"", each)
+
+    def _train(self, job: Train, message: Message) -> tuple[Record, Trained]:
         setting, ready = self._setting, self.prepare(job, message)
         net = self.net_of(job.client)
         optimizers = make_optimizers(setting.method, net, setting.plan, ready.at.lr)
@@ -219,7 +237,7 @@ class ClientSide:
         return net, replace(self._setting.at(round, None), down=package.down)
 
 
-def attempted(work: Callable[[], Result]) -> Result:
+def attempted(work: Callable[[], A]) -> A | Failed:
     """The result of some work, or why it gave none."""
     try:
         return work()

@@ -17,6 +17,17 @@ class Train:
 
 
 @dataclass(frozen=True)
+class TrainGroup:
+    """Train several clients that receive the same broadcast, one after the other, and add their uploads up.
+
+    For methods that see nothing but sums; only engines whose clients share a machine are asked.
+    """
+
+    round: int
+    clients: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Evaluate:
     """Score one model on one test set.
 
@@ -57,7 +68,7 @@ class Project:
     domain: str | None
 
 
-Job = Train | Evaluate | Predict | Project
+Job = Train | TrainGroup | Evaluate | Predict | Project
 
 
 @dataclass(frozen=True)
@@ -70,6 +81,15 @@ class Trained:
     """Mean of each term of the loss over the samples seen."""
     samples: int
     """Samples trained on, each epoch counted."""
+
+
+@dataclass(frozen=True)
+class TrainedGroup:
+    """The encoded sums of a group's uploads, and what became of each client, in the order of the job."""
+
+    blob: bytes
+    each: tuple["Trained | Failed", ...]
+    """Without uploads of their own."""
 
 
 @dataclass(frozen=True)
@@ -110,4 +130,4 @@ class Absent(Failed):
     """A job that nobody was there to do: its site did not answer."""
 
 
-Result = Trained | Score | Predicted | Projected | Failed
+Result = Trained | TrainedGroup | Score | Predicted | Projected | Failed

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from protofed.clients import Absent, Failed, Job, Predict, Result, Train, Trained, decode_result, encode_job
+from protofed.clients import Absent, Failed, Job, Predict, Result, Train, Trained, TrainGroup, decode_result, encode_job
 from protofed.deploy.protocol import Question, Terms
 from protofed.deploy.supernode import pause_after
 from protofed.engines.grid import Parcel, exchange
@@ -60,6 +60,7 @@ class SitesEngine:
     name = "flower"
     workers = 1
     scattered = True
+    groups = False
 
     def __init__(self, grid: "Grid", nodes: dict[str, int], ledger: Ledger, timeout: float) -> None:
         self.nodes = nodes
@@ -113,6 +114,7 @@ class SitesEngine:
 
     @staticmethod
     def _site(job: Job) -> str:
+        assert not isinstance(job, TrainGroup), "every site has its own clients"
         if isinstance(job, Predict):
             return job.domain
         return job.client.rpartition("-")[0] if job.client is not None else str(job.domain)

@@ -17,6 +17,7 @@ from protofed.clients import (
     Predict,
     Result,
     Train,
+    TrainGroup,
     decode_job,
     decode_result,
     encode_job,
@@ -44,6 +45,7 @@ class FlowerEngine:
 
     name = "flower"
     scattered = False
+    groups = False
 
     def __init__(self, recipe: Recipe, clients: Sequence[str], workers: int) -> None:
         prepare_flower()
@@ -75,6 +77,7 @@ class FlowerEngine:
 
     def _parcel(self, position: int, job: Job, message: Message) -> Parcel:
         """To the client's node; what no client owns goes to all nodes in turn."""
+        assert not isinstance(job, TrainGroup), "every node has one client"
         client = None if isinstance(job, Predict) else job.client
         nodes = list(self._nodes.values())
         node = nodes[position % len(nodes)] if client is None else self._nodes[client]

@@ -7,8 +7,9 @@ from functools import partial
 
 import torch
 
-from protofed.clients import ClientSide, Job, Result, Setting, Templates, Train
-from protofed.clients.client import attempted
+from protofed.clients import ClientSide, Job, Result, Setting, Templates, Train, Trained
+from protofed.clients.client import Ready, attempted
+from protofed.clients.training import Learnt
 from protofed.clients.vectorised import alike, train_together, training_bytes
 from protofed.records import Message
 
@@ -26,6 +27,7 @@ class VmapEngine:
     name = "vmap"
     workers = 1
     scattered = False
+    groups = False
 
     def __init__(self, setting: Setting, templates: Templates) -> None:
         self._setting = setting
@@ -59,11 +61,14 @@ class VmapEngine:
                 for ready, weights, learnt in train_together(method, net, crew, self._setting.precision):
                     net.load(weights)
                     del left[ready.job]
-                    yield ready.job, attempted(partial(side.finish, ready, learnt))
+                    yield ready.job, attempted(partial(self._finished, ready, learnt))
         except Exception as error:
             log.warning("these clients cannot step together and train one by one: %s", error)
         for job, message in left.items():
             yield job, side.perform(job, message)
+
+    def _finished(self, ready: Ready, learnt: Learnt) -> Trained:
+        return self._side.finish(ready, learnt)[1]
 
     def _room(self, entry: tuple[Train, Message]) -> int:
         """How many clients fit into memory together, if all are as large as this one."""

@@ -29,6 +29,8 @@ from protofed.clients import (
     Templates,
     Train,
     Trained,
+    TrainedGroup,
+    TrainGroup,
     feature_store,
 )
 from protofed.engines.slate import Slate
@@ -42,6 +44,7 @@ class WorkersEngine:
 
     name = "workers"
     scattered = False
+    groups = True
 
     def __init__(self, setting: Setting, templates: Templates, workers: int) -> None:
         self.workers = workers
@@ -94,6 +97,8 @@ class WorkersEngine:
 
     def _effort(self, job: Job) -> int:
         """How much work a job is, relative to others of its kind."""
+        if isinstance(job, TrainGroup):
+            return sum(self._setting.sizes[client] for client in job.clients)
         if isinstance(job, Train | Project):
             return self._setting.sizes[job.client]
         if isinstance(job, Predict) or job.domain is not None:
@@ -141,7 +146,7 @@ class _Worker:
             self.dead = True
             self._upload.close()
             return Failed(f"its process ended with code {self._process.exitcode}")
-        return replace(result, blob=self._upload.read()) if isinstance(result, Trained) else result
+        return replace(result, blob=self._upload.read()) if isinstance(result, Trained | TrainedGroup) else result
 
     def dismiss(self) -> None:
         """End the process."""
@@ -175,7 +180,7 @@ def _serve(
                 at_hand = Message(board.read(), content) if isinstance(content, Bytes) else content
             assert at_hand is not None
             result = side.perform(job, at_hand)
-            if isinstance(result, Trained):
+            if isinstance(result, Trained | TrainedGroup):
                 upload.write(result.blob)
                 result = replace(result, blob=b"")
             line.send(result)

@@ -14,17 +14,32 @@ from typing import IO, Any
 import torch
 from safetensors.torch import save
 
-from protofed.clients import Failed, GlobalModel, Setting, Templates, Train, Trained, write_atomically
+from protofed.clients import (
+    Failed,
+    GlobalModel,
+    Job,
+    Result,
+    Setting,
+    Templates,
+    Train,
+    Trained,
+    TrainedGroup,
+    TrainGroup,
+    write_atomically,
+)
 from protofed.errors import BadMessage
 from protofed.federation.engine import Engine
 from protofed.federation.evaluation import Evaluator, Member
 from protofed.federation.folder import RunFolder
 from protofed.guards import UNGUARDED, Ledger, SecureTally
-from protofed.records import Bytes, Message, Record, Tally, Weights, decode, encode
+from protofed.records import Bytes, Message, Record, Sums, Tally, Weights, adds_up, decode, encode
 from protofed.seeding import generator
 
 log = logging.getLogger("protofed")
 
+_GROUPS = 64
+"""Into how many groups the participants of a round are put to be added up, where there are enough of them."""
+_SMALLEST_GROUP = 4
 _WAITING_IN_MEMORY = 32 * 2**20
 """Bytes of uploads that wait in memory for those before them."""
 
@@ -187,15 +202,19 @@ class Federation:
         """Send to the participants, let them train, take in what comes back in canonical order."""
         exchange = _Exchange(self._tally(participants))
         post = _Post(self, round)
-        jobs = [(Train(round, client), post.message_to(client)) for client in participants]
+        messages = {client: post.message_to(client) for client in participants}
         if not self.setting.method.pools_data:
-            for _, message in jobs:
+            for message in messages.values():
                 exchange.down += message.size
+        groups = self._groups(participants)
+        jobs = self._jobs(round, groups, messages)
+        ends = {group[-1] for group in groups[:-1]}
         for job, result in _in_order(self._engine.perform(jobs), [job for job, _ in jobs], self.folder.path):
-            failure = result if isinstance(result, Failed) else self._take_in(exchange, round, job.client, result)
-            if failure is not None:
-                self.folder.store.withdraw(job.client, round)
-                exchange.left_out(job.client, failure)
+            for client, failure in self._take_in(exchange, job, result).items():
+                self.folder.store.withdraw(client, round)
+                exchange.left_out(client, failure)
+            if isinstance(job, Train) and job.client in ends:
+                exchange.groups.end_group()
         if len(exchange.tally.clients) < self._watch.min_clients:
             for client in exchange.tally.clients:
                 self.folder.store.withdraw(client, round)
@@ -207,6 +226,32 @@ class Federation:
         self.evaluator.trained(participants)
         return exchange
 
+    def _groups(self, participants: list[str]) -> list[list[str]]:
+        """Participants whose uploads are added up before they join the others.
+
+        By their number alone: whoever adds, and wherever, then adds in the same order.
+        """
+        size = math.ceil(len(participants) / _GROUPS)
+        only_sums = not self.setting.guard.secure and self.setting.robust is None and adds_up(self._templates.upload)
+        if size < _SMALLEST_GROUP or not only_sums:
+            return [participants]
+        return [participants[start : start + size] for start in range(0, len(participants), size)]
+
+    def _jobs(self, round: int, groups: list[list[str]], messages: dict[str, Message]) -> list[tuple[Job, Message]]:
+        """A job for each group whose single uploads nobody looks at here, and one for each client of the others."""
+        looked_at = self._watch.keep_messages or self._makes_ensemble(round) or self.setting.guard.quantise is not None
+        apart = len(groups) == 1 or looked_at or not self._engine.groups
+        jobs: list[tuple[Job, Message]] = []
+        for group in groups:
+            if apart or len({id(messages[client]) for client in group}) > 1:
+                jobs += [(Train(round, client), messages[client]) for client in group]
+            else:
+                jobs.append((TrainGroup(round, tuple(group)), messages[group[0]]))
+        return jobs
+
+    def _makes_ensemble(self, round: int) -> bool:
+        return self._watch.ensemble and round + 1 == self.setting.plan.rounds
+
     def _tally(self, participants: list[str]) -> Tally | SecureTally:
         """What sums up the uploads of a round."""
         guard = self.setting.guard
@@ -214,21 +259,45 @@ class Federation:
             return SecureTally(participants, self.setting.sizes, self._templates.upload, guard.secure_range)
         return Tally(self.setting.robust)
 
-    def _take_in(self, exchange: "_Exchange", round: int, client: str, result: Trained) -> Failed | None:
+    def _take_in(self, exchange: "_Exchange", job: Job, result: Result) -> dict[str, Failed]:
+        """Fold in what a job gave; the clients whose uploads cannot be used, and why."""
+        if isinstance(job, TrainGroup):
+            if isinstance(result, TrainedGroup):
+                return self._take_in_group(exchange, job, result)
+            assert isinstance(result, Failed)
+            return dict.fromkeys(job.clients, result)
+        assert isinstance(job, Train)
+        failure = self._take_in_one(exchange, job, result) if isinstance(result, Trained) else result
+        assert failure is None or isinstance(failure, Failed)
+        return {} if failure is None else {job.client: failure}
+
+    def _take_in_group(self, exchange: "_Exchange", job: TrainGroup, result: TrainedGroup) -> dict[str, Failed]:
+        each = dict(zip(job.clients, result.each, strict=True))
+        trained = {client: one for client, one in each.items() if isinstance(one, Trained)}
+        if trained:
+            like = self._templates.upload
+            exchange.groups.add_group(list(trained), decode(result.blob, Sums.like(like), "group"), like)
+        for one in trained.values():
+            if not self.setting.method.pools_data:
+                exchange.up += one.size
+            exchange.add_loss(one)
+        return {client: one for client, one in each.items() if isinstance(one, Failed)}
+
+    def _take_in_one(self, exchange: "_Exchange", job: Train, result: Trained) -> Failed | None:
         """Fold one upload in, or say why it cannot be used."""
         if not self.setting.method.pools_data:
             exchange.up += result.size
             if self._watch.keep_messages:
-                self.folder.keep_message(round, client, result.blob)
+                self.folder.keep_message(job.round, job.client, result.blob)
         try:
-            upload = decode(result.blob, self._templates.upload, client, self.setting.guard.quantise)
-            exchange.tally.add(client, upload)
+            upload = decode(result.blob, self._templates.upload, job.client, self.setting.guard.quantise)
+            exchange.tally.add(job.client, upload)
         except BadMessage as error:
             return Failed(str(error))
         exchange.add_loss(result)
-        if self._watch.ensemble and round + 1 == self.setting.plan.rounds:
-            at = self.setting.at(round, client)
-            exchange.members[client] = self.setting.method.client_weights(self.server, upload, at)
+        if self._makes_ensemble(job.round):
+            at = self.setting.at(job.round, job.client)
+            exchange.members[job.client] = self.setting.method.client_weights(self.server, upload, at)
         return None
 
     def _accuracy(self, round: int, members: dict[str, Weights]) -> tuple[dict[str, Any] | None, float | None]:
@@ -266,6 +335,12 @@ class _Exchange:
     events: list[dict[str, str]] = field(default_factory=list)
     failures: list[Failed] = field(default_factory=list)
     members: dict[str, Weights] = field(default_factory=dict)
+
+    @property
+    def groups(self) -> Tally:
+        """The tally, of clients in groups: secure sums know none."""
+        assert isinstance(self.tally, Tally)
+        return self.tally
 
     def add_loss(self, result: Trained) -> None:
         self.samples += result.samples
@@ -314,7 +389,7 @@ class _Clock:
         return {**self._parts, "total": time.perf_counter() - self._start}
 
 
-def _in_order(results: Iterator[tuple[Any, Any]], jobs: list[Train], folder: Path) -> Iterator[tuple[Train, Any]]:
+def _in_order(results: Iterator[tuple[Any, Any]], jobs: list[Job], folder: Path) -> Iterator[tuple[Job, Any]]:
     """Results in the order of `jobs`, each handed on as soon as all before it have come."""
     expected = iter(jobs)
     following = next(expected, None)
@@ -339,21 +414,21 @@ class _Waiting:
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
-        self._results: dict[Train, tuple[Any, int, int]] = {}
+        self._results: dict[Job, tuple[Any, int, int]] = {}
 
     def __contains__(self, job: object) -> bool:
         return job in self._results
 
-    def put(self, job: Train, result: Any) -> None:
-        if isinstance(result, Trained):
+    def put(self, job: Job, result: Any) -> None:
+        if isinstance(result, Trained | TrainedGroup):
             self._file.seek(0, SEEK_END)
             self._results[job] = (replace(result, blob=b""), self._file.tell(), self._file.write(result.blob))
         else:
             self._results[job] = (result, 0, 0)
 
-    def take(self, job: Train) -> Any:
+    def take(self, job: Job) -> Any:
         result, start, length = self._results.pop(job)
-        if isinstance(result, Trained):
+        if isinstance(result, Trained | TrainedGroup):
             self._file.seek(start)
             result = replace(result, blob=self._file.read(length))
         if not self._results:

@@ -1,9 +1,9 @@
 """Typed messages and states, the one codec that carries them, and their exact bytes."""
 
-from protofed.records.codec import KINDS, Bytes, Message, decode, decode_file, encode
+from protofed.records.codec import KINDS, Bytes, Message, conform, decode, decode_file, encode
 from protofed.records.quantise import Quantiser
 from protofed.records.robust import Robust, parse_robust
-from protofed.records.tally import Tally
+from protofed.records.tally import Sums, Tally, adds_up
 from protofed.records.types import (
     ClassTable,
     Each,
@@ -30,8 +30,11 @@ __all__ = [
     "Quantiser",
     "Record",
     "Robust",
+    "Sums",
     "Tally",
     "Weights",
+    "adds_up",
+    "conform",
     "decode",
     "decode_file",
     "encode",

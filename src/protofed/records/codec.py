@@ -121,6 +121,11 @@ def decode_file(path: Path, like: R, sender: str) -> R:
     return _matched(tensors, like, sender)
 
 
+def conform(record: Record, like: R, sender: str) -> R:
+    """The record as whoever decodes it would have it; one that would be refused there is refused here."""
+    return _matched({name: tensor.detach().cpu() for name, tensor, _ in _leaves(record)}, like, sender)
+
+
 def _matched(tensors: dict[str, Tensor], like: R, sender: str) -> R:
     """A record of the structure of `like` that takes all the tensors."""
     record = _rebuild(like, tensors, "", sender)

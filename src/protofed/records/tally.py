@@ -1,6 +1,6 @@
 """The sum over clients: what turns many uploads into the one thing a method's `aggregate` sees."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from itertools import islice
 from types import SimpleNamespace
@@ -13,10 +13,22 @@ from protofed.records.robust import MEDIAN, Pieces, Robust
 from protofed.records.types import ClassTable, Each, Mean, Record, map_tensors, parts_of
 
 
+class Sums(Record):
+    """What the `Mean` fields of several uploads add up to: weight x value in float64, and the weights."""
+
+    by_field: dict[str, Any]
+
+    @classmethod
+    def like(cls, upload: Record) -> "Sums":
+        """Sums of the structure that uploads such as this one add up to."""
+        return cls(weighted(upload))
+
+
 class Tally:
     """Folds uploads one by one: `Mean` fields into a running float64 sum, `Each` fields into {client: value}.
 
-    Clients must be added in one canonical order: floating-point sums depend on it, results must not. A robust rule
+    Clients must be added in one canonical order: floating-point sums depend on it, results must not. Clients may be
+    added up in groups, here or elsewhere, and the sums of the groups are then added up in their order. A robust rule
     needs all values at once, so with one the `Mean` fields of all clients are held in memory until the total is taken.
     """
 
@@ -29,14 +41,28 @@ class Tally:
     def add(self, client: str, upload: Record) -> None:
         """Take in one client's upload."""
         self.clients.append(client)
-        for entry in fields(upload):  # type: ignore[arg-type]
-            value = getattr(upload, entry.name)
+        for name, value in parts_of(upload).items():
             if isinstance(value, Mean):
-                self._sums.setdefault(entry.name, self._fold()).add(value)
+                self._sums.setdefault(name, self._fold()).add(value)
             elif isinstance(value, Each):
-                self._each.setdefault(entry.name, {})[client] = value.value
+                self._each.setdefault(name, {})[client] = value.value
             else:
-                raise TypeError(f"upload field {entry.name!r} must be a Mean or an Each, not {type(value).__name__}")
+                raise TypeError(f"upload field {name!r} must be a Mean or an Each, not {type(value).__name__}")
+
+    def end_group(self) -> None:
+        """What is added from now on is added up by itself before it joins the rest."""
+        for total in self._sums.values():
+            total.end_group()
+
+    def sums(self) -> Sums:
+        """What the clients so far add up to, for a tally elsewhere; nothing but `Mean` fields can be told so."""
+        return Sums({name: total.sum() for name, total in self._sums.items()})
+
+    def add_group(self, clients: Sequence[str], sums: Sums, like: Record) -> None:
+        """Take in clients that were added up elsewhere, of uploads such as `like`."""
+        self.clients += clients
+        for name, item in parts_of(like).items():
+            self._sums.setdefault(name, self._fold()).add_group(sums.by_field[name], item.value)
 
     def total(self) -> SimpleNamespace:
         """The upload's fields by name: Means averaged, Eaches by client."""
@@ -44,6 +70,11 @@ class Tally:
 
     def _fold(self) -> "_Fold":
         return _WeightedSum() if self._robust is None else _Gathered(self._robust)
+
+
+def adds_up(upload: Record) -> bool:
+    """Whether nothing but the sum over clients is seen of uploads such as this one."""
+    return all(isinstance(value, Mean) for value in parts_of(upload).values())
 
 
 def weighted(upload: Record) -> dict[str, Any]:
@@ -64,6 +95,12 @@ class _Fold(Protocol):
 
     def add(self, item: Mean[Any]) -> None: ...
 
+    def end_group(self) -> None: ...
+
+    def sum(self) -> Any: ...
+
+    def add_group(self, total: Any, like: Any) -> None: ...
+
     def mean(self) -> Any: ...
 
 
@@ -71,18 +108,33 @@ class _WeightedSum:
     """Sum of weight x value and of the weights, divided once at the end."""
 
     def __init__(self) -> None:
-        self._sum: Any = None
+        self._ended: Any = None
+        self._group: Any = None
         self._like: Any = None
 
     def add(self, item: Mean[Any]) -> None:
         weight = torch.as_tensor(item.weight, dtype=torch.float64)
-        if self._sum is None:
-            self._like, self._sum = item.value, _weighted(item.value, weight)
+        if self._group is None:
+            self._like, self._group = item.value, _weighted(item.value, weight)
         else:
-            self._sum = _grown(self._sum, item.value, weight)
+            self._group = _grown(self._group, item.value, weight)
+
+    def end_group(self) -> None:
+        if self._group is not None:
+            self._ended = self._group if self._ended is None else _joined(self._ended, self._group)
+            self._group = None
+
+    def sum(self) -> Any:
+        self.end_group()
+        return self._ended
+
+    def add_group(self, total: Any, like: Any) -> None:
+        self.end_group()
+        self._like, self._group = like, total
+        self.end_group()
 
     def mean(self) -> Any:
-        return _divided(self._sum, self._like)
+        return _divided(self.sum(), self._like)
 
 
 class _Weighted(Record):
@@ -118,11 +170,18 @@ def _grown(total: Any, value: Any, weight: Tensor) -> Any:
     if isinstance(total, _Weighted):
         return _Weighted(total.value.add_(value, alpha=float(weight)), total.weight + weight)
     if isinstance(total, _WeightedTable):
-        more = _weighted(value, weight)
-        rows = _Weighted(total.rows.value.add_(more.rows.value), total.rows.weight + more.rows.weight)
-        return _WeightedTable(rows, total.count + more.count)
-    parts = value if isinstance(value, dict) else {name: getattr(value, name) for name in total}
+        return _joined(total, _weighted(value, weight))
+    parts = value if isinstance(value, dict) else parts_of(value)
     return {name: _grown(part, parts[name], weight) for name, part in total.items()}
+
+
+def _joined(left: Any, right: Any) -> Any:
+    """left + right; the large tensors of `left` are reused."""
+    if isinstance(left, _Weighted):
+        return _Weighted(left.value.add_(right.value), left.weight + right.weight)
+    if isinstance(left, _WeightedTable):
+        return _WeightedTable(_joined(left.rows, right.rows), left.count + right.count)
+    return {key: _joined(left[key], right[key]) for key in left}
 
 
 def _divided(total: Any, like: Any) -> Any:
@@ -155,6 +214,15 @@ class _Gathered:
         cut = list(_pieces(item.value, torch.as_tensor(item.weight, dtype=torch.float64)))
         self._values.append([value for value, _ in cut])
         self._counts.append([count for _, count in cut])
+
+    def end_group(self) -> None:
+        """All are needed one by one in the end."""
+
+    def sum(self) -> Any:
+        raise TypeError("a robust rule knows no sums")
+
+    def add_group(self, total: Any, like: Any) -> None:
+        raise TypeError("a robust rule knows no sums")
 
     def mean(self) -> Any:
         values, counts = self._robust.combine(self._values), MEDIAN.combine(self._counts)
