@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import settings
 from safetensors.torch import load
 from torch import Tensor, nn
 
@@ -24,6 +25,10 @@ from protofed.testing import results_of, toy_data
 
 DataFactory = Callable[..., str]
 RunFactory = Callable[..., protofed.Run]
+
+# A busy machine is no reason to fail.
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
 
 
 @pytest.fixture(autouse=True)

@@ -86,7 +86,7 @@ def test_announced_bytes_must_have_come() -> None:
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_noise_is_refused(noise: bytes) -> None:
     for decode in (decode_job, decode_result):
         with pytest.raises(BadMessage):
@@ -94,7 +94,7 @@ def test_noise_is_refused(noise: bytes) -> None:
 
 
 @given(st.integers(0, 400), st.integers(1, 255))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_a_damaged_envelope_is_refused_or_something_else_of_the_same_kind(place: int, change: int) -> None:
     envelope = bytearray(encode_result(RESULTS[0]))
     envelope[place % len(envelope)] ^= change
@@ -110,7 +110,7 @@ VALUES = st.none() | st.booleans() | st.integers() | WORDS
 
 
 @given(VALUES | st.lists(VALUES, max_size=3) | st.dictionaries(WORDS, VALUES, max_size=3))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_any_header_is_read_or_refused(value: Any) -> None:
     text = json.dumps(value).encode()
     envelope = len(text).to_bytes(4, "little") + text

@@ -253,6 +253,8 @@ def test_a_run_is_named_by_what_defines_it(tmp_path: Path) -> None:
 
     assert path() == path(lr=0.01) == path(engine="loop", workers=3, plugin=["mine.py"])
     assert len({path(), path(lr=0.02), path(seed=1), path(set={"model.hidden": 2}), path(data="x")}) == 5
+    assert path(data_root="there") == path(data_root="./here/../there") == path(data_root=str(Path("there").resolve()))
+    assert path(data_root="there") != path(data_root="elsewhere")
 
 
 def test_a_folder_with_another_run_in_it_is_refused(compare, tmp_path: Path) -> None:

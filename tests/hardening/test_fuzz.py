@@ -191,7 +191,7 @@ def test_a_pickle_cannot_double_its_text(tmp_path):
         _batch(tmp_path / "batch")
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32))
 def test_damaged_archives_are_read_or_refused(tmp_path, seed):
     rng = random.Random(seed)
@@ -249,7 +249,7 @@ def test_a_damaged_checkpoint_is_refused_and_left_alone(begun, manifest):
         path.write_bytes(good)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(JSON)
 def test_any_run_json_is_read_or_refused(tmp_path, content):
     (tmp_path / "run.json").write_text(json.dumps(content))
@@ -263,7 +263,7 @@ def test_clients_cannot_name_files_elsewhere(name):
         plain_name(name)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.dictionaries(st.sampled_from(sorted(Preset.model_fields)), JSON, max_size=4))
 def test_any_preset_is_read_or_refused(changes):
     good = find_preset("fedmp.table2").model_dump(by_alias=True)

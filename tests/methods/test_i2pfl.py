@@ -98,7 +98,7 @@ def test_a_majority_is_inverted_and_balanced_by_power_one(power: float, share: f
     close(I2PFL(reweight_power=power).generalized(tables(rows)).rows[0], [1 - share, 0.0])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(1, 7), st.integers(0, 10**6), st.sampled_from([1.0, 2.0, 3.0]))
 def test_weights_are_convex_and_ignore_position_rotation_and_scale(owners: int, seed: int, power: float) -> None:
     rng = generator(seed, "p")

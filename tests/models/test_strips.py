@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
@@ -28,6 +28,7 @@ def tensors(images: tuple[int, ...], kernels: tuple[int, ...], seed: int = 0) ->
     return [torch.randn(shape, generator=dice, dtype=torch.float64).requires_grad_() for shape in shapes]
 
 
+@settings(max_examples=100)
 @given(
     images=st.tuples(st.integers(1, 4), st.integers(1, 3), st.integers(6, 15), st.integers(6, 15)),
     outputs=st.integers(1, 30),

@@ -143,7 +143,7 @@ def same(left: Any, right: Any) -> bool:
     return left == right
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(records())
 def test_what_is_encoded_comes_back(record: Everything) -> None:
     message = encode(record, "site")
@@ -152,7 +152,7 @@ def test_what_is_encoded_comes_back(record: Everything) -> None:
     assert encode(back, "site").blob == message.blob
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(records())
 def test_bytes_are_exact_and_by_kind(record: Everything) -> None:
     message = encode(record, "site")
@@ -219,7 +219,7 @@ def test_every_corrupted_byte_is_refused_or_harmless() -> None:
     assert refused > 2.9 * len(blob)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data())
 def test_any_corruption_is_refused_or_harmless(data: st.DataObject) -> None:
     damaged = bytearray(encode(SMALL, "site").blob)
@@ -230,14 +230,14 @@ def test_any_corruption_is_refused_or_harmless(data: st.DataObject) -> None:
         assert same(SMALL, decode(bytes(damaged), SMALL, "site"))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.binary(max_size=200))
 def test_garbage_is_refused(garbage: bytes) -> None:
     with pytest.raises(BadMessage, match=r"^site: "):
         decode(garbage, SMALL, "site")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
@@ -252,7 +252,7 @@ def test_any_header_is_refused(header: Any, body: bytes) -> None:
         decode(struct.pack("<Q", len(text)) + text + body, SMALL, "site")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.sampled_from(["F64", "F32", "F16", "BF16", "F8_E4M3", "I64", "I16", "U8", "BOOL", "U64", "what", ""]),
     st.lists(st.integers(-2, 2**63), max_size=3),

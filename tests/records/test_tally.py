@@ -65,7 +65,7 @@ def folded(found: dict[str, Upload]) -> Any:
     return tally.total()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(uploads())
 def test_means_are_those_of_numpy(found: dict[str, Upload]) -> None:
     total = folded(found)
@@ -95,7 +95,7 @@ def test_means_are_those_of_numpy(found: dict[str, Upload]) -> None:
     assert all(total.table[client] is one.table.value for client, one in found.items())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(uploads(), st.randoms(use_true_random=False))
 def test_the_order_of_clients_does_not_matter_to_rounding(found: dict[str, Upload], chance: Any) -> None:
     order = list(found)
@@ -110,7 +110,7 @@ def test_the_order_of_clients_does_not_matter_to_rounding(found: dict[str, Uploa
     assert torch.equal(one.plain.count, other.plain.count)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(uploads(), st.integers(0, 3))
 def test_a_client_without_a_class_never_changes_its_prototype(found: dict[str, Upload], k: int) -> None:
     classes = len(next(iter(found.values())).table.value.count)
@@ -134,7 +134,7 @@ class Added(Record):
     by_count: Mean[ClassTable]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(uploads(), st.integers(1, 3))
 def test_groups_that_are_added_up_elsewhere_give_the_same_bits(found: dict[str, Upload], size: int) -> None:
     mine = {client: Added(one.weights, one.plain, one.by_count) for client, one in found.items()}

@@ -94,7 +94,7 @@ def test_info_nce_without_prototypes_is_exactly_zero_and_differentiable(tau: flo
     assert not torch.autograd.grad(loss, h)[0].any()
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(0, 10**6), st.sampled_from([0.02, 0.07, 0.5]), st.lists(st.integers(0, 3), min_size=4, max_size=4))
 def test_info_nce_is_finite_and_not_negative(seed: int, tau: float, count: list[int]) -> None:
     rng = generator(seed, "nce")
@@ -119,7 +119,7 @@ def test_membership_is_one_hot() -> None:
     assert torch.equal(torch.vmap(lambda labels: membership(labels, 4, torch.zeros(1)))(y[None])[0], expected.float())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=12), st.integers(0, 10**6))
 def test_class_means_are_those_of_numpy(labels: list[int], seed: int) -> None:
     y = torch.tensor(labels)
@@ -235,7 +235,7 @@ def test_up_to_three_vectors_are_one_cluster(size: int, seed: int) -> None:
     torch.testing.assert_close(finch_centres(vectors), vectors.mean(0, keepdim=True))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 14), st.integers(0, 10**6))
 def test_finch_partitions_are_nested_and_shrink(size: int, seed: int) -> None:
     vectors = torch.randn(size, 3, generator=generator(seed, "finch"))
@@ -251,7 +251,7 @@ def test_finch_partitions_are_nested_and_shrink(size: int, seed: int) -> None:
         assert torch.equal(partitions[0], partitions[0][similarity.argmax(1)])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(2, 12), st.integers(0, 10**6))
 def test_first_partition_ignores_the_length_of_vectors(size: int, seed: int) -> None:
     rng = generator(seed, "finch")
@@ -260,7 +260,7 @@ def test_first_partition_ignores_the_length_of_vectors(size: int, seed: int) -> 
     assert torch.equal(finch(vectors)[0], finch(scaled)[0])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(2, 12), st.integers(0, 10**6))
 def test_finch_ignores_the_order_of_vectors(size: int, seed: int) -> None:
     rng = generator(seed, "finch")

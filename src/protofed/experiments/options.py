@@ -1,6 +1,7 @@
 """The options of a run: one definition for the command line, for Python and for run.json."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
@@ -83,6 +84,12 @@ class Options(BaseModel):
         False, description="in the end clients move their part prototypes onto their own images (nothing is sent)"
     )
     plugin: list[str] = Field(default_factory=list, description="a Python file that registers methods, models or data")
+
+    @field_validator("data_root")
+    @classmethod
+    def _one_name_for_a_place(cls, value: str | None) -> str | None:
+        """A run that goes on from another folder must find its data, and is the same run."""
+        return None if value is None else str(Path(value).expanduser().resolve())
 
     @field_validator("snapshot_rounds")
     @classmethod
