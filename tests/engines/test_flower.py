@@ -49,6 +49,15 @@ def test_equals_the_loop_on_digits(tmp_path: Path, same_results: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+def test_equals_the_loop_where_clients_are_added_up_in_groups(tmp_path: Path, same_results: Any) -> None:
+    """The loop adds each group up as it trains it; here every upload travels alone."""
+    options = {"rounds": 2, "model": "mlp", "set": {"model.hidden": 8}, "protocol": "iid=200", "workers": 2}
+    run_both({"fedavg": "fedavg"}, {**options, "evaluate_every": 2}, "digits", tmp_path)
+    same_results(tmp_path / "fedavg-loop", tmp_path / "fedavg-flower")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_plugin_and_a_client_that_fails(tmp_path: Path, tiny_data: str) -> None:
     """The processes of the simulation load the plugin themselves, and a failure is told with its reason."""
     misbehaving = f"{Path(__file__).parents[1] / 'federation' / 'misbehaving.py'}:Breaks"
