@@ -258,7 +258,7 @@ class _Recorder:
     name = "loop"
     workers = 1
     scattered = False
-    groups = False
+    trains_groups = False
 
     def __init__(self, engine: LoopEngine, seen: _Seen) -> None:
         self._engine = engine

@@ -96,7 +96,10 @@ class ClientSide:
         return Ready(job, at, samples, state.optimizer)
 
     def finish(self, ready: Ready, learnt: Learnt) -> tuple[Record, Trained]:
-        """Make the upload from what training left in the client's network, and propose the client's new state."""
+        """Make the upload from what training left in the client's network, and propose the client's new state.
+
+        The upload as it is summed up, and as it is sent.
+        """
         client, net, guard = ready.job.client, self.net_of(ready.job.client), self._setting.guard
         at = replace(
             ready.at,

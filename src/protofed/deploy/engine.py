@@ -60,7 +60,7 @@ class SitesEngine:
     name = "flower"
     workers = 1
     scattered = True
-    groups = False
+    trains_groups = False
 
     def __init__(self, grid: "Grid", nodes: dict[str, int], ledger: Ledger, timeout: float) -> None:
         self.nodes = nodes

@@ -45,7 +45,7 @@ class FlowerEngine:
 
     name = "flower"
     scattered = False
-    groups = False
+    trains_groups = False
 
     def __init__(self, recipe: Recipe, clients: Sequence[str], workers: int) -> None:
         prepare_flower()

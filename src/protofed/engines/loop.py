@@ -12,7 +12,7 @@ class LoopEngine:
     name = "loop"
     workers = 1
     scattered = False
-    groups = True
+    trains_groups = True
 
     def __init__(self, setting: Setting, templates: Templates) -> None:
         self._side = ClientSide(setting, templates)

@@ -27,7 +27,7 @@ class VmapEngine:
     name = "vmap"
     workers = 1
     scattered = False
-    groups = False
+    trains_groups = False
 
     def __init__(self, setting: Setting, templates: Templates) -> None:
         self._setting = setting

@@ -44,7 +44,7 @@ class WorkersEngine:
 
     name = "workers"
     scattered = False
-    groups = True
+    trains_groups = True
 
     def __init__(self, setting: Setting, templates: Templates, workers: int) -> None:
         self.workers = workers

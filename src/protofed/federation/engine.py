@@ -14,7 +14,7 @@ class Engine(Protocol):
     workers: int
     scattered: bool
     """Whether every client's images are in a place of their own, so that nothing can be done for several at once."""
-    groups: bool
+    trains_groups: bool
     """Whether several clients can be trained in one job, and their uploads added up where they are made."""
 
     def perform(self, jobs: Sequence[tuple[Job, Message]]) -> Iterator[tuple[Job, Result]]:

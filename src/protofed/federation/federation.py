@@ -6,10 +6,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from os import SEEK_END
 from pathlib import Path
-from tempfile import SpooledTemporaryFile
-from typing import IO, Any
+from typing import Any
 
 import torch
 from safetensors.torch import save
@@ -31,6 +29,7 @@ from protofed.errors import BadMessage
 from protofed.federation.engine import Engine
 from protofed.federation.evaluation import Evaluator, Member
 from protofed.federation.folder import RunFolder
+from protofed.federation.ordering import in_order
 from protofed.guards import UNGUARDED, Ledger, SecureTally
 from protofed.records import Bytes, Message, Record, Sums, Tally, Weights, adds_up, decode, encode
 from protofed.seeding import generator
@@ -40,8 +39,6 @@ log = logging.getLogger("protofed")
 _GROUPS = 64
 """Into how many groups the participants of a round are put to be added up, where there are enough of them."""
 _SMALLEST_GROUP = 4
-_WAITING_IN_MEMORY = 32 * 2**20
-"""Bytes of uploads that wait in memory for those before them."""
 
 
 @dataclass(frozen=True)
@@ -209,12 +206,12 @@ class Federation:
         groups = self._groups(participants)
         jobs = self._jobs(round, groups, messages)
         ends = {group[-1] for group in groups[:-1]}
-        for job, result in _in_order(self._engine.perform(jobs), [job for job, _ in jobs], self.folder.path):
+        for job, result in in_order(self._engine.perform(jobs), [job for job, _ in jobs], self.folder.path):
             for client, failure in self._take_in(exchange, job, result).items():
                 self.folder.store.withdraw(client, round)
                 exchange.left_out(client, failure)
             if isinstance(job, Train) and job.client in ends:
-                exchange.groups.end_group()
+                exchange.grouped_tally.end_group()
         if len(exchange.tally.clients) < self._watch.min_clients:
             for client in exchange.tally.clients:
                 self.folder.store.withdraw(client, round)
@@ -240,7 +237,7 @@ class Federation:
     def _jobs(self, round: int, groups: list[list[str]], messages: dict[str, Message]) -> list[tuple[Job, Message]]:
         """A job for each group whose single uploads nobody looks at here, and one for each client of the others."""
         looked_at = self._watch.keep_messages or self._makes_ensemble(round) or self.setting.guard.quantise is not None
-        apart = len(groups) == 1 or looked_at or not self._engine.groups
+        apart = len(groups) == 1 or looked_at or not self._engine.trains_groups
         jobs: list[tuple[Job, Message]] = []
         for group in groups:
             if apart or len({id(messages[client]) for client in group}) > 1:
@@ -276,7 +273,7 @@ class Federation:
         trained = {client: one for client, one in each.items() if isinstance(one, Trained)}
         if trained:
             like = self._templates.upload
-            exchange.groups.add_group(list(trained), decode(result.blob, Sums.like(like), "group"), like)
+            exchange.grouped_tally.add_group(list(trained), decode(result.blob, Sums.like(like), "group"), like)
         for one in trained.values():
             if not self.setting.method.pools_data:
                 exchange.up += one.size
@@ -337,7 +334,7 @@ class _Exchange:
     members: dict[str, Weights] = field(default_factory=dict)
 
     @property
-    def groups(self) -> Tally:
+    def grouped_tally(self) -> Tally:
         """The tally, of clients in groups: secure sums know none."""
         assert isinstance(self.tally, Tally)
         return self.tally
@@ -387,53 +384,6 @@ class _Clock:
 
     def seconds(self) -> dict[str, float]:
         return {**self._parts, "total": time.perf_counter() - self._start}
-
-
-def _in_order(results: Iterator[tuple[Any, Any]], jobs: list[Job], folder: Path) -> Iterator[tuple[Job, Any]]:
-    """Results in the order of `jobs`, each handed on as soon as all before it have come."""
-    expected = iter(jobs)
-    following = next(expected, None)
-    with SpooledTemporaryFile(_WAITING_IN_MEMORY, dir=str(folder)) as file:
-        waiting = _Waiting(file)
-        for job, result in results:
-            if job != following:
-                waiting.put(job, result)
-                continue
-            yield job, result
-            following = next(expected, None)
-            while following in waiting:
-                assert following is not None
-                yield following, waiting.take(following)
-                following = next(expected, None)
-
-
-class _Waiting:
-    """Results that came before their turn. The longest jobs are done first, so where clients differ in size most of
-    them wait, and their uploads must not fill the memory: they lie in a file.
-    """
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self._results: dict[Job, tuple[Any, int, int]] = {}
-
-    def __contains__(self, job: object) -> bool:
-        return job in self._results
-
-    def put(self, job: Job, result: Any) -> None:
-        if isinstance(result, Trained | TrainedGroup):
-            self._file.seek(0, SEEK_END)
-            self._results[job] = (replace(result, blob=b""), self._file.tell(), self._file.write(result.blob))
-        else:
-            self._results[job] = (result, 0, 0)
-
-    def take(self, job: Job) -> Any:
-        result, start, length = self._results.pop(job)
-        if isinstance(result, Trained | TrainedGroup):
-            self._file.seek(start)
-            result = replace(result, blob=self._file.read(length))
-        if not self._results:
-            self._file.truncate(0)
-        return result
 
 
 def _finite(value: float) -> float | None:
