@@ -21,9 +21,9 @@ import torch
 
 from benchmarks import generated
 from protofed.engines import make_engine
-from protofed.experiments.assembly import ClientSideRecipe, assemble
-from protofed.experiments.options import make_options
-from protofed.federation import Federation, RunFolder, Watch
+from protofed.federation import Federation, RoundPolicy, RunFolder
+from protofed.runs.assembly import ClientSideRecipe, assemble
+from protofed.runs.options import make_options
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -82,12 +82,13 @@ def federation(method: str, work: Workload, rounds: int, workers: int = 0, **opt
     with tempfile.TemporaryDirectory(prefix="protofed-benchmark-") as temporary:
         folder = RunFolder(Path(temporary) / "run")
         assembly = assemble(make_options(chosen), folder.clients)
-        plan = assembly.setting.plan
-        setting = replace(assembly.setting, plan=replace(plan, epochs=tuple(islice(cycle(plan.epochs), rounds + 1))))
+        plan = assembly.context.plan
+        longer = replace(plan, epochs=tuple(islice(cycle(plan.epochs), rounds + 1)))
+        prepared = assembly.prepared.with_context(plan=longer)
         folder.create()
-        engine = make_engine(assembly.engine, setting, assembly.templates, ClientSideRecipe.of(assembly))
+        engine = make_engine(assembly.engine, prepared, ClientSideRecipe.of(assembly))
         try:
-            yield Federation(setting, assembly.templates, engine, folder, Watch(evaluate_every=_NEVER))
+            yield Federation(prepared, engine, folder, RoundPolicy(evaluate_every=_NEVER))
         finally:
             engine.close()
             folder.release()

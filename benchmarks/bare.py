@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from protofed.clients import Setting
+from protofed.clients import RunContext
 from protofed.models import Group, everything
 from protofed.seeding import generator
 
@@ -31,15 +31,15 @@ def train_locally(
 class BareLoop:
     """One process, one thread, every client's normalised images in memory; of a whole model, or of a part of it."""
 
-    def __init__(self, setting: Setting, trained: Group = everything) -> None:
-        self._plan = setting.plan
-        self._seed = setting.seed
-        self._model = deepcopy(setting.model)
+    def __init__(self, context: RunContext, trained: Group = everything) -> None:
+        self._plan = context.plan
+        self._seed = context.seed
+        self._model = deepcopy(context.model)
         self._trained = trained.names(self._model)
         self._model.train(trained == everything)  # what is frozen must not drift
         for name, param in self._model.named_parameters():
             param.requires_grad_(name in self._trained)
-        self._data = {client: _in_memory(setting, client) for client in setting.partition.clients}
+        self._data = {client: _in_memory(context, client) for client in context.partition.clients}
         self.weights = {name: tensor.clone() for name, tensor in self._state().items()}
         self._round = 0
 
@@ -65,16 +65,16 @@ class BareLoop:
         train_locally(self._model, x, y, plan.epochs[self._round], plan.batch, order, **optimizer)
 
 
-def save_work(setting: Setting, path: Path) -> None:
+def save_work(context: RunContext, path: Path) -> None:
     """All that another program needs to do the same work."""
-    plan, pool = setting.plan, setting.dataset.pooled_train()
+    plan, pool = context.plan, context.dataset.pooled_train()
     work: dict[str, Any] = {
-        "model": deepcopy(setting.model),
+        "model": deepcopy(context.model),
         "x": pool.x,
         "y": pool.y,
-        "normalise": setting.dataset.normalise,
-        "clients": {client: torch.from_numpy(setting.partition.train[client]) for client in setting.partition.clients},
-        "seed": setting.seed,
+        "normalise": context.dataset.normalise,
+        "clients": {client: torch.from_numpy(context.partition.train[client]) for client in context.partition.clients},
+        "seed": context.seed,
         "epochs": plan.epochs[0],
         "batch": plan.batch,
         "optimizer": {"lr": plan.lr, "momentum": plan.momentum, "weight_decay": plan.weight_decay},
@@ -90,6 +90,6 @@ def refuse_other_work(start: dict[str, Tensor], ours: dict[str, Tensor], other: 
         raise RuntimeError(f"{whose} does other work than ours: their models differ after one round")
 
 
-def _in_memory(setting: Setting, client: str) -> tuple[Tensor, Tensor]:
-    parts = list(setting.samples(client).batches())
+def _in_memory(context: RunContext, client: str) -> tuple[Tensor, Tensor]:
+    parts = list(context.samples(client).batches())
     return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])

@@ -84,7 +84,7 @@ def measure(case: Case, alternations: int) -> Measured:
         seconds = []
         for alternation in range(alternations):
             with federation(name, case.work, _ROUNDS, **options) as ours:
-                seconds.append(_seconds(ours, BareLoop(ours.setting, case.method.trained), alternation))
+                seconds.append(_seconds(ours, BareLoop(ours.context, case.method.trained), alternation))
     return Measured(*(Ratios(tuple(one[side] / one["bare"] for one in seconds)) for side in ("first", "later")))
 
 
@@ -103,7 +103,7 @@ def _check(name: str, case: Case, options: dict[str, Any]) -> None:
     """Both do the same: seen in float64, because a deep network of random weights amplifies the rounding of float32."""
     work = replace(case.work, clients=2, samples=_BATCH, epochs=1)
     with federation(name, work, _ROUNDS, **options, dtype="float64") as ours:
-        bare = BareLoop(ours.setting, case.method.trained)
+        bare = BareLoop(ours.context, case.method.trained)
         start = bare.weights
         bare.run(_ROUNDS)
         run_rounds(ours, _ROUNDS)

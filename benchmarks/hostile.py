@@ -20,13 +20,13 @@ import numpy as np
 import torch
 
 from benchmarks import RESULTS, report, table
-from protofed.clients import Job, Result, Setting, Templates, Train, Trained
+from protofed.clients import Job, Prepared, Result, RunContext, Train, Trained
 from protofed.clients.samples import ClientSamples
 from protofed.engines.loop import LoopEngine
-from protofed.experiments.assembly import assemble
-from protofed.experiments.options import make_options
-from protofed.federation import Federation, RunFolder, Watch
+from protofed.federation import Federation, RoundPolicy, RunFolder
 from protofed.records import ClassTable, Message, Record, Weights, decode, encode, parts_of
+from protofed.runs.assembly import assemble
+from protofed.runs.options import make_options
 
 OPTIONS: dict[str, Any] = {
     "data": "digits",
@@ -82,7 +82,7 @@ ATTACKS = (
 
 
 @dataclass(frozen=True)
-class _Poisoned(Setting):
+class _Poisoned(RunContext):
     """A federation in which one client's labels are wrong: class k of K is called K - 1 - k."""
 
     poisoned: str = ""
@@ -99,9 +99,9 @@ class _Infiltrated:
 
     name, workers = "infiltrated", 1
 
-    def __init__(self, setting: Setting, templates: Templates, hostile: str, attack: Attack) -> None:
-        self._engine = LoopEngine(setting, templates)
-        self._templates, self._hostile, self._attack = templates, hostile, attack
+    def __init__(self, prepared: Prepared, hostile: str, attack: Attack) -> None:
+        self._engine = LoopEngine(prepared)
+        self._templates, self._hostile, self._attack = prepared.templates, hostile, attack
 
     def perform(self, jobs: Sequence[tuple[Job, Message]]) -> Iterator[tuple[Job, Result]]:
         received = dict(jobs)
@@ -132,14 +132,14 @@ def accuracy(method: str, attack: Attack, rule: str, **options: Any) -> float:
     with tempfile.TemporaryDirectory(prefix="protofed-benchmark-") as temporary:
         folder = RunFolder(Path(temporary) / "run")
         assembly = assemble(make_options(chosen), folder.clients)
-        setting = assembly.setting
-        hostile = setting.partition.clients[0]
+        context = assembly.context
+        hostile = context.partition.clients[0]
         if attack.flips_labels:
-            setting = _Poisoned(**{e.name: getattr(setting, e.name) for e in fields(setting)}, poisoned=hostile)
-        engine = _Infiltrated(setting, assembly.templates, hostile, attack)
+            context = _Poisoned(**{e.name: getattr(context, e.name) for e in fields(context)}, poisoned=hostile)
+        engine = _Infiltrated(assembly.prepared, hostile, attack)
         folder.create()
         try:
-            federation = Federation(setting, assembly.templates, engine, folder, Watch())
+            federation = Federation(assembly.prepared, engine, folder, RoundPolicy())
             return _last_accuracy(federation.rounds())
         finally:
             folder.release()

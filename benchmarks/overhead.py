@@ -37,7 +37,7 @@ def measure(work: Workload, alternations: int, rounds: int) -> dict[str, Ratios]
     planned = 1 + alternations * rounds
     with ExitStack() as stack:
         ours = {name: stack.enter_context(federation(name, work, planned)) for name in METHODS}
-        bare = BareLoop(ours["fedavg"].setting)
+        bare = BareLoop(ours["fedavg"].context)
         # One round warms everything up, and shows whether the two really do the same.
         for running in ours.values():
             run_rounds(running)

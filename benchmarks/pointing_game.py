@@ -22,10 +22,10 @@ import protofed
 from benchmarks import RESULTS, report, table
 from protofed.data.images import to_size
 from protofed.data.lesions import ATLAS, CLASSES, SIDE, SITES, lesion_places, load_lesions
-from protofed.experiments.pretrain import pretrain
-from protofed.experiments.reopening import OpenRun
 from protofed.explain.evidence import explain_with
 from protofed.explain.faithfulness import pointing_game
+from protofed.runs.opened import OpenRun
+from protofed.runs.pretrain import pretrain
 from protofed.seeding import numpy_generator
 
 HIT_GOAL, CHANCE_GOAL = 0.8, 0.2

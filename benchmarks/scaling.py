@@ -21,7 +21,7 @@ from pathlib import Path
 from benchmarks import RESULTS, Workload, report, table
 from benchmarks.memory import watched
 from benchmarks.suite import command
-from protofed.engines import cores
+from protofed.system import cores
 
 SAMPLES = 60
 SHAPE = (1, 28, 28)

@@ -36,7 +36,7 @@ from benchmarks import (
 )
 from benchmarks.bare import BareLoop, refuse_other_work, save_work
 from benchmarks.flower import FlowerSide, installed, weights_of
-from protofed.engines import cores
+from protofed.system import cores
 
 BARE, FLOWER = "bare", "Flower"
 _WARM_UP = 1
@@ -77,7 +77,7 @@ def measure(work: Workload, alternations: int, workers: int, with_flower: bool) 
     """Our wall time over that of every other side, alternation by alternation."""
     with ExitStack() as stack:
         ours = stack.enter_context(federation("fedavg", work, _WARM_UP + alternations, workers))
-        bare = BareLoop(ours.setting)
+        bare = BareLoop(ours.context)
         start = bare.weights
         sides: dict[str, Callable[[], Any]] = {"ours": partial(run_rounds, ours), BARE: partial(bare.run, 1)}
         for side in sides.values():
@@ -85,7 +85,7 @@ def measure(work: Workload, alternations: int, workers: int, with_flower: bool) 
         refuse_other_work(start, ours.server.weights.tensors(), bare.weights, "the bare loop")
         if with_flower:
             saved = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="protofed-benchmark-"))) / "work.pt"
-            save_work(ours.setting, saved)
+            save_work(ours.context, saved)
             flower = stack.enter_context(FlowerSide(saved, workers))
             theirs = weights_of(flower.run(_WARM_UP))
             refuse_other_work(start, ours.server.weights.tensors(), theirs, "Flower's simulation")
@@ -97,7 +97,7 @@ def measure_start(work: Workload, alternations: int, workers: int) -> dict[str, 
     """From the command to the first finished round, each time in a new process."""
     with tempfile.TemporaryDirectory(prefix="protofed-benchmark-") as temporary, federation("fedavg", work, 1) as same:
         saved = Path(temporary) / "work.pt"
-        save_work(same.setting, saved)
+        save_work(same.context, saved)
         outs = (Path(temporary) / f"run-{number}" for number in range(10**6))
         sides: dict[str, Callable[[], Any]] = {
             "ours": lambda: _start_ours(work, next(outs), workers),
@@ -136,7 +136,7 @@ def command(work: Workload, out: Path, workers: int, rounds: int = 1, **more: ob
     settings = [f"{key}={value}" for key, value in {**work.data_settings, **work.settings}.items()]
     given = [part for name, value in options.items() for part in (f"--{name}", str(value))]
     start = "import sys; from protofed.cli import main; sys.exit(main())"
-    chosen = [part for setting in settings for part in ("--set", setting)]
+    chosen = [part for context in settings for part in ("--set", context)]
     return [sys.executable, "-c", start, "run", "fedavg", "--quiet", *given, *chosen]
 
 

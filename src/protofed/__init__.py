@@ -1,9 +1,10 @@
 """Federated prototype learning: several sites train one model, or one each, without sharing their images."""
 
 from protofed.errors import UserError
-from protofed.experiments import Comparison, Run, Sweep, compare, run, sweep
 from protofed.method import At, Method, Plan, Step, knob
 from protofed.registry import register
+from protofed.runs import Run, run
+from protofed.studies import Comparison, Sweep, compare, sweep
 
 __all__ = [
     "At",

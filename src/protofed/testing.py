@@ -23,14 +23,14 @@ from torch import Tensor
 
 from protofed.clients import Job, Result, Train, Trained
 from protofed.engines.loop import LoopEngine
-from protofed.experiments import Run, run
-from protofed.experiments.assembly import assemble
-from protofed.experiments.options import make_options
-from protofed.federation import Federation, RunFolder, Watch
+from protofed.federation import Federation, RoundPolicy, RunFolder
 from protofed.method import Method
 from protofed.records import Message, Record, Tally, decode, encode
 from protofed.records.types import LabelledRows
 from protofed.registry import knobs, make_method, registered
+from protofed.runs import Run, run
+from protofed.runs.assembly import assemble
+from protofed.runs.options import make_options
 
 _BRIGHTEST_TRAINING_PIXEL, _MARK_OF_TEST_IMAGES = 200, 255
 _ROUNDS = 2
@@ -158,21 +158,22 @@ class _Trial:
             folder = RunFolder(self.folder / "exchange")
             options = {**self._defaults(), **self.options, "engine": "loop", "method": name, "data": data}
             assembly = assemble(make_options(options), folder.clients)
-            setting, templates = assembly.setting, assembly.templates
-            engine = _Recorder(LoopEngine(setting, templates), seen)
+            prepared = assembly.prepared
+            context, templates = prepared.context, prepared.templates
+            engine = _Recorder(LoopEngine(prepared), seen)
             folder.create()
             seen.inputs.clear()  # what the rehearsal showed was blank
-            federation = Federation(setting, templates, engine, folder, Watch())
+            federation = Federation(prepared, engine, folder, RoundPolicy())
             records = list(federation.rounds())
             folder.release()
         self._refuse_trouble(records, "in an ordinary federation")
 
-        normalised = setting.dataset.normalise
-        limit = normalised(torch.full((1, 1, 1, 1), _BRIGHTEST_TRAINING_PIXEL, dtype=torch.uint8), setting.dtype)
+        normalised = context.dataset.normalise
+        limit = normalised(torch.full((1, 1, 1, 1), _BRIGHTEST_TRAINING_PIXEL, dtype=torch.uint8), context.dtype)
         brightest = max(float(x[:, 0, 0, 0].max()) for x in seen.inputs)
         assert brightest < float(limit) + 1e-3, f"{self.method.__name__} was shown test data"
-        pool = setting.dataset.pooled_train().x
-        images = torch.cat([forms.double().flatten(1) for forms in (pool, pool / 255, normalised(pool, setting.dtype))])
+        pool = context.dataset.pooled_train().x
+        images = torch.cat([forms.double().flatten(1) for forms in (pool, pool / 255, normalised(pool, context.dtype))])
         for what, messages in (("broadcast", seen.broadcasts), ("upload", seen.uploads)):
             for (round, client), message in messages.items():
                 for leaf, tensor in load(message).items():
@@ -189,7 +190,7 @@ class _Trial:
             tally = Tally()
             for client in reversed(at.participants):
                 tally.add(client, decode(seen.uploads[at.round, client], templates.upload, client))
-            difference = _difference(result, setting.method.aggregate(server, tally.total(), at))
+            difference = _difference(result, context.method.aggregate(server, tally.total(), at))
             assert not difference, f"aggregate depends on the order in which uploads arrive: {difference}"
 
     def check_repetition_and_resume(self) -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from protofed.audit.audit import audit
 from protofed.audit.decoder import Decoder, Effort, rebuilt, train_decoder
 from protofed.audit.extractor import make_extractor
 from protofed.audit.inception import Inception
@@ -14,7 +15,6 @@ from protofed.audit.verdicts import of_features, of_membership, of_prototypes
 from protofed.audit.victim import SENT_MODEL
 from protofed.cli import main
 from protofed.errors import UserError
-from protofed.experiments.audit import audit
 from protofed.records import decode
 
 SMALL = {"image_size": 12, "model": "resnet10", "set": {"model.width": 4, "proto_pass": "extra_eval"}}
@@ -193,8 +193,8 @@ def test_mistakes(tiny_run, tmp_path):
 
 
 def test_a_kept_message_can_be_read_by_anyone_with_the_template(tiny_run):
-    from protofed.experiments.assembly import assemble
-    from protofed.experiments.options import make_options
+    from protofed.runs.assembly import assemble
+    from protofed.runs.options import make_options
 
     run = tiny_run("fedavg", keep_messages=True)
     templates = assemble(make_options(run.options), run.path / "clients").templates

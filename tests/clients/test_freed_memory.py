@@ -7,7 +7,7 @@ import pytest
 _STEPS = """
 import resource, sys
 import torch
-from protofed.memory import keep_freed_memory
+from protofed.system import keep_freed_memory
 
 if "keep" in sys.argv:
     keep_freed_memory()

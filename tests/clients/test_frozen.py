@@ -13,11 +13,9 @@ from torch import Tensor, nn
 
 from protofed.clients import ClientSide
 from protofed.clients import features as features_room
-from protofed.clients.features import FeatureStore, Recall, SampleSet, Shelf
+from protofed.clients.features import FeatureBlock, FeatureStore, Recall, SampleSet
 from protofed.clients.frozen import FrozenStages, feature_store, find_frozen
 from protofed.errors import UserError
-from protofed.experiments.assembly import Assembly, assemble
-from protofed.experiments.options import make_options
 from protofed.method import At, Step, Terms
 from protofed.methods.fedadapter import FedAdapter, FrozenBackbone
 from protofed.methods.fedadapterproto import FedPrototypical
@@ -26,6 +24,8 @@ from protofed.methods.fedproto import FedProto
 from protofed.models import Split, build_model, head, part
 from protofed.models.net import Net
 from protofed.registry import register
+from protofed.runs.assembly import Assembly, assemble
+from protofed.runs.options import make_options
 from protofed.testing import results_of
 from protofed.verbs import cross_entropy
 
@@ -278,9 +278,9 @@ def test_the_prefix_ends_at_the_first_adapter_or_prototype(method: Any, last: st
 
 
 def test_other_weights_in_frozen_stages_are_noticed(ready: Callable[..., Assembly]) -> None:
-    setting = ready("fedadapter").setting
-    stages = FrozenStages(setting, 0, feature_store(setting))
-    net = Net(deepcopy(setting.model))
+    context = ready("fedadapter").context
+    stages = FrozenStages(context, 0, feature_store(context))
+    net = Net(deepcopy(context.model))
     stages.serve(net, {})
     assert net.shortcut is not None
     reference = net.using(net.pick())
@@ -295,20 +295,20 @@ def test_other_weights_in_frozen_stages_are_noticed(ready: Callable[..., Assembl
 
 
 def test_features_inside_the_prefix_come_from_the_images(ready: Callable[..., Assembly]) -> None:
-    setting = ready("fedprototypical", dtype="float64").setting
-    net, samples = Net(setting.model), setting.samples("a-0")
-    FrozenStages(setting, 0, feature_store(setting)).serve(net, {SampleSet("train", "a-0"): samples})
+    context = ready("fedprototypical", dtype="float64").context
+    net, samples = Net(context.model), context.samples("a-0")
+    FrozenStages(context, 0, feature_store(context)).serve(net, {SampleSet("train", "a-0"): samples})
     with torch.no_grad(), net.eval():
         for x, _ in samples.batches(4):
-            for cut in setting.model.stage_names:
-                torch.testing.assert_close(net.features(x, cut), setting.model.features(x, cut))
+            for cut in context.model.stage_names:
+                torch.testing.assert_close(net.features(x, cut), context.model.features(x, cut))
 
 
 def test_what_is_kept_lies_as_the_network_left_it(ready: Callable[..., Assembly]) -> None:
-    setting = ready("fedadapter", weights=None, set={"model.width": 16}).setting
-    assert setting.layout == "channels-last"
-    net, samples = Net(setting.model), setting.samples("b-0")
-    FrozenStages(setting, 0, feature_store(setting)).serve(net, {SampleSet("train", "b-0"): samples})
+    context = ready("fedadapter", weights=None, set={"model.width": 16}).context
+    assert context.layout == "channels-last"
+    net, samples = Net(context.model), context.samples("b-0")
+    FrozenStages(context, 0, feature_store(context)).serve(net, {SampleSet("train", "b-0"): samples})
     for x, _ in samples.epoch(8, torch.Generator().manual_seed(0), torch.Generator()):
         known = net.shortcut.recall(x)  # type: ignore[union-attr]
         assert known is not None
@@ -317,7 +317,7 @@ def test_what_is_kept_lies_as_the_network_left_it(ready: Callable[..., Assembly]
         again = net.shortcut.recall(x)  # type: ignore[union-attr]
         assert again is not None
         with torch.no_grad(), net.eval():
-            torch.testing.assert_close(again, setting.model.features(x, "layer1"), rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(again, context.model.features(x, "layer1"), rtol=1e-4, atol=1e-5)
 
 
 def test_a_run_that_spills(frozen_run: Any, monkeypatch: pytest.MonkeyPatch, same_results: Any) -> None:
@@ -332,8 +332,8 @@ def test_features_that_would_not_fit(ready: Callable[..., Assembly], monkeypatch
     monkeypatch.setattr("protofed.clients.frozen.MEMORY_LIMIT", 0)
     monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 10}))
     found = ready("fedadapter")
-    assert [part.prefix for part in found.setting.frozen] == [()]
-    assert found.setting.frozen[0].recipes
+    assert [part.prefix for part in found.context.frozen] == [()]
+    assert found.context.frozen[0].recipes
     assert "disk" in str(found.description()["engine"]["frozen"]["why"])
     with pytest.raises(UserError, match="would not fit on the disk"):
         ready("fedadapter", frozen="cached")
@@ -350,7 +350,7 @@ def count_up(times: list[int], view: Tensor) -> None:
 @pytest.mark.parametrize("limit", [0, 100, 10**6])
 def test_shelves_are_filled_once(limit: int, tmp_path: Path) -> None:
     times: list[int] = []
-    store = FeatureStore({A: Shelf(3, 5), B: Shelf(2, 7)}, torch.float32, tmp_path, limit)
+    store = FeatureStore({A: FeatureBlock(3, 5), B: FeatureBlock(2, 7)}, torch.float32, tmp_path, limit)
     for _ in range(2):
         for samples, shape in ((A, (3, 5)), (B, (2, 7))):
             rows = store.rows(samples, partial(count_up, times))
@@ -361,7 +361,7 @@ def test_shelves_are_filled_once(limit: int, tmp_path: Path) -> None:
 
 
 def test_a_failed_fill_is_tried_again(tmp_path: Path) -> None:
-    store = FeatureStore({A: Shelf(3, 5)}, torch.float32, tmp_path)
+    store = FeatureStore({A: FeatureBlock(3, 5)}, torch.float32, tmp_path)
 
     def fails(_: Tensor) -> None:
         raise RuntimeError("interrupted")
@@ -378,7 +378,7 @@ def test_a_full_disk(frozen_run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(features_room.os, "posix_fallocate", full)
-    assert FeatureStore({A: Shelf(3, 5)}, torch.float32, tmp_path, limit=0).rows(A, lambda _: None) is None
+    assert FeatureStore({A: FeatureBlock(3, 5)}, torch.float32, tmp_path, limit=0).rows(A, lambda _: None) is None
     monkeypatch.setattr("protofed.clients.client.feature_store", partial(feature_store, limit=0))
     assert_same_but_for_rounding(frozen_run("fedadapter", "plain"), frozen_run("fedadapter"))
 
@@ -399,6 +399,6 @@ def test_recall_knows_one_tensor_only() -> None:
 
 def test_nothing_is_reserved_where_nothing_is_kept(ready: Callable[..., Assembly]) -> None:
     plain = ready("fedadapter", frozen="plain")
-    assert feature_store(plain.setting) is None
-    ClientSide(plain.setting, plain.templates)
-    assert feature_store(ready("fedadapter").setting) is not None
+    assert feature_store(plain.context) is None
+    ClientSide(plain.prepared)
+    assert feature_store(ready("fedadapter").context) is not None

@@ -9,19 +9,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from protofed.clients import ClientSide, Setting, Train, Trained, rehearse
+from protofed.clients import ClientSide, RunContext, Train, Trained, prepare
 from protofed.clients.optimizers import make_optimizers
 from protofed.clients.samples import ClientSamples
 from protofed.clients.store import ClientState, ClientStore
 from protofed.clients.training import train
 from protofed.data import Augment, Images, Normalise
-from protofed.experiments.assembly import assemble
-from protofed.experiments.options import make_options
 from protofed.method import Method, Step
 from protofed.methods.fedavg import FedAvg
 from protofed.models import everything, head, normalisation
 from protofed.models.net import Net
 from protofed.records import Weights, decode, encode
+from protofed.runs.assembly import assemble
+from protofed.runs.options import make_options
 from protofed.seeding import generator
 
 
@@ -29,21 +29,21 @@ from protofed.seeding import generator
 def setting_of(tiny_data: str, tmp_path: Path) -> Any:
     """A setting from options; `method` may be an instance."""
 
-    def make(method: Method | None = None, data: str | None = None, **options: Any) -> Setting:
+    def make(method: Method | None = None, data: str | None = None, **options: Any) -> RunContext:
         chosen = {"method": "fedavg", "data": data or tiny_data, "model": "mlp", "batch": 8, **options}
-        setting = assemble(make_options(chosen), tmp_path / "clients").setting
+        context = assemble(make_options(chosen), tmp_path / "clients").context
         (tmp_path / "clients").mkdir(exist_ok=True)
-        return setting if method is None else replace(setting, method=method)
+        return context if method is None else replace(context, method=method)
 
     return make
 
 
-def trained(setting: Setting, client: str = "a-0") -> tuple[Weights, Weights, Any]:
+def trained(context: RunContext, client: str = "a-0") -> tuple[Weights, Weights, Any]:
     """The model before and after local training."""
-    method, net, at = setting.method, Net(deepcopy(setting.model)), setting.at(0, client)
+    method, net, at = context.method, Net(deepcopy(context.model)), context.at(0, client)
     before = net.pick()
-    learnt = train(method, net, setting.samples(client), at, make_optimizers(method, net, setting.plan, at.lr))
-    return before, net.pick(), learnt
+    result = train(method, net, context.samples(client), at, make_optimizers(method, net, context.plan, at.lr))
+    return before, net.pick(), result
 
 
 def changed(before: Weights, after: Weights) -> set[str]:
@@ -73,16 +73,16 @@ def test_frozen_parts_do_not_move_at_all(setting_of: Any) -> None:
 
 
 def test_trained_normalisation_moves_with_its_statistics(setting_of: Any) -> None:
-    setting = setting_of(NormalisationToo(), **RESNET)
-    before, after, _ = trained(setting)
-    norms = Net(setting.model).names(normalisation)
+    context = setting_of(NormalisationToo(), **RESNET)
+    before, after, _ = trained(context)
+    norms = Net(context.model).names(normalisation)
     assert changed(before, after) == norms | {"fc.weight", "fc.bias"}
 
 
 def test_everything_moves_by_default(setting_of: Any) -> None:
-    setting = setting_of(**RESNET)
-    before, after, _ = trained(setting)
-    assert changed(before, after) == Net(setting.model).names(everything)
+    context = setting_of(**RESNET)
+    before, after, _ = trained(context)
+    assert changed(before, after) == Net(context.model).names(everything)
 
 
 def test_a_quiet_look_moves_no_statistics(setting_of: Any) -> None:
@@ -110,10 +110,10 @@ class Counting(FedAvg):
 def test_a_trailing_batch_of_one(drop: bool, sizes: set[int], setting_of: Any, make_data: Any) -> None:
     data = make_data(["only"], train=17)
     method = Counting(proto_pass="last_epoch", drop_singleton_batch=drop)
-    _, _, learnt = trained(setting_of(method, data=data, epochs=2), "only-0")
-    assert set(learnt.notes["size"].tolist()) == sizes
-    assert len(learnt.notes["size"]) == (16 if drop else 17)  # the last epoch only
-    assert learnt.samples == 2 * (16 if drop else 17)
+    _, _, result = trained(setting_of(method, data=data, epochs=2), "only-0")
+    assert set(result.notes["size"].tolist()) == sizes
+    assert len(result.notes["size"]) == (16 if drop else 17)  # the last epoch only
+    assert result.samples == 2 * (16 if drop else 17)
 
 
 def test_a_client_of_one_sample_takes_part(make_data: Any, tiny_run: Any) -> None:
@@ -180,9 +180,9 @@ def test_augmentation_happens_in_training_and_follows_its_generator() -> None:
 
 def test_test_samples_are_never_augmented(setting_of: Any) -> None:
     plain, augmented = setting_of(), setting_of(set={"data.augment": "flip"})
-    for setting in (plain, augmented):
+    for context in (plain, augmented):
         assert torch.equal(
-            gathered(setting.test_samples("a", None).batches())[0], gathered(plain.test_samples("a", None).batches())[0]
+            gathered(context.test_samples("a", None).batches())[0], gathered(plain.test_samples("a", None).batches())[0]
         )
 
 
@@ -194,15 +194,15 @@ def rows_of(found: ClientSamples) -> set[bytes]:
 
 
 def test_validation_is_apart_from_training(setting_of: Any) -> None:
-    setting = setting_of(set={"data.validation": 0.25})
+    context = setting_of(set={"data.validation": 0.25})
     whole = setting_of()
-    for client in setting.partition.clients:
-        kept = setting.samples(client)
-        assert len(kept) == setting.sizes[client] == 18
+    for client in context.partition.clients:
+        kept = context.samples(client)
+        assert len(kept) == context.sizes[client] == 18
         assert len(kept.validation) == 6
         assert not rows_of(kept) & rows_of(kept.validation)
         assert rows_of(kept) | rows_of(kept.validation) == rows_of(whole.samples(client))
-        assert torch.equal(setting.at(0, client).held, torch.bincount(kept.y, minlength=4).float())
+        assert torch.equal(context.at(0, client).held, torch.bincount(kept.y, minlength=4).float())
         assert whole.samples(client).validation is None
 
 
@@ -212,21 +212,22 @@ def test_validation_does_not_change_between_rounds_or_objects(setting_of: Any) -
 
 
 def test_at_least_one_sample_stays_to_train_on(setting_of: Any, make_data: Any) -> None:
-    setting = setting_of(data=make_data(["a"], labels={"a": [0]}), set={"data.validation": 0.9})
-    assert setting.sizes == {"a-0": 1}
+    context = setting_of(data=make_data(["a"], labels={"a": [0]}), set={"data.validation": 0.9})
+    assert context.sizes == {"a-0": 1}
 
 
 # A client's round
 
 
 def test_what_a_client_sends_and_keeps(setting_of: Any) -> None:
-    setting = setting_of()
-    templates = rehearse(setting)
-    side = ClientSide(setting, templates)
+    context = setting_of()
+    prepared = prepare(context)
+    templates = prepared.templates
+    side = ClientSide(prepared)
     result = side.perform(Train(0, "a-0"), encode(templates.down, "server"))
     assert isinstance(result, Trained)
     upload = decode(result.blob, templates.upload, "a-0")
-    store = ClientStore(setting.clients_folder)
+    store = ClientStore(context.clients_folder)
     state = store.read("a-0", 0, templates.clients[0])
     assert isinstance(state, ClientState)
     assert changed(upload.weights.value, state.model) == set()
@@ -239,10 +240,11 @@ def test_what_a_client_sends_and_keeps(setting_of: Any) -> None:
 
 
 def test_training_does_not_depend_on_who_went_before(setting_of: Any) -> None:
-    setting = setting_of()
-    templates = rehearse(setting)
+    context = setting_of()
+    prepared = prepare(context)
+    templates = prepared.templates
     message = encode(templates.down, "server")
-    after_others, alone = ClientSide(setting, templates), ClientSide(setting, templates)
+    after_others, alone = ClientSide(prepared), ClientSide(prepared)
     for client in ("a-0", "c-0"):
         after_others.perform(Train(0, client), message)
     one, other = (side.perform(Train(0, "b-0"), message) for side in (after_others, alone))
@@ -261,8 +263,8 @@ def test_optimisers_are_kept_between_rounds(
         "fedavg", data, optimizer=optimizer, lr=0.02, momentum=0.9, weight_decay=0.01, dtype="float64",
         set={"persist_optimizer": persist},
     )  # fmt: skip
-    setting = assemble(make_options(run.options), tmp_path / "none").setting
-    model = setting.model
+    context = assemble(make_options(run.options), tmp_path / "none").context
+    model = context.model
 
     def fresh() -> torch.optim.Optimizer:
         if optimizer == "sgd":
@@ -273,8 +275,8 @@ def test_optimisers_are_kept_between_rounds(
     for round in range(2):
         if persist == "off":
             reference = fresh()
-        at = setting.at(round, "only-0")
-        for x, y in setting.samples("only-0").epoch(8, at.rng("order"), at.rng("augment")):
+        at = context.at(round, "only-0")
+        for x, y in context.samples("only-0").epoch(8, at.rng("order"), at.rng("augment")):
             reference.zero_grad()
             torch.nn.functional.cross_entropy(model(x), y).backward()
             reference.step()

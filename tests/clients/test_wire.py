@@ -20,8 +20,8 @@ from protofed.clients import (
     decode_result,
     encode_job,
     encode_result,
-    seal,
-    unseal,
+    pack,
+    unpack,
 )
 from protofed.errors import BadMessage
 from protofed.records import Bytes, Message
@@ -76,7 +76,7 @@ def test_a_loss_that_is_not_a_number_comes_back() -> None:
 )
 def test_what_is_no_result_is_refused(header: Any, body: bytes, reason: str) -> None:
     with pytest.raises(BadMessage, match=f"site: .*{reason}"):
-        decode_result(seal(header, body), "site")
+        decode_result(pack(header, body), "site")
 
 
 def test_announced_bytes_must_have_come() -> None:
@@ -115,7 +115,7 @@ def test_any_header_is_read_or_refused(value: Any) -> None:
     text = json.dumps(value).encode()
     envelope = len(text).to_bytes(4, "little") + text
     if isinstance(value, dict):
-        assert unseal(envelope, "x") == (value, b"")
+        assert unpack(envelope, "x") == (value, b"")
     else:
         with pytest.raises(BadMessage):
-            unseal(envelope, "x")
+            unpack(envelope, "x")

@@ -8,11 +8,11 @@ import torch
 
 from protofed import UserError
 from protofed.clients import ClientSide, GlobalModel, Predict, Predicted, Score
-from protofed.experiments.assembly import assemble
-from protofed.experiments.options import make_options
 from protofed.federation.evaluation import Evaluator, Member
 from protofed.records import Bytes, Message, decode, encode
 from protofed.registry import find_method, method_names
+from protofed.runs.assembly import assemble
+from protofed.runs.options import make_options
 
 NEEDS_RESNET = {"fedadapter", "fedadapter_noprox", "fedadapterproto", "fedprototypical"}
 GLOBAL = [name for name in method_names() if find_method(name)().kind == "global"]
@@ -33,21 +33,21 @@ def test_every_global_method_can_end_in_an_ensemble(method, make_data, tiny_run)
 def test_an_ensemble_is_the_mean_of_its_members_probabilities(make_data, tiny_run):
     run = tiny_run("fedavg", make_data(["a", "b"], train=16, test=8), rounds=2, ensemble=True, model="mlp")
     parts = assemble(make_options(run.options), run.path / "clients")
-    side = ClientSide(parts.setting, parts.templates)
+    side = ClientSide(parts.prepared)
     mean = 0
     for client in ("a-0", "b-0"):
         blob = (run.path / "clients" / f"{client}.safetensors").read_bytes()
         state = decode(blob, parts.templates.clients[0], client)
         package = encode(GlobalModel(state.model, parts.templates.down), client)
         mean = mean + side.perform(Predict(1, "a", client), package).probabilities / 2
-    correct = (mean.argmax(1) == parts.setting.dataset.domains["a"].test.y.numpy()).mean()
+    correct = (mean.argmax(1) == parts.context.dataset.domains["a"].test.y.numpy()).mean()
     assert run.rounds[-1]["accuracy"]["global"]["a"] == pytest.approx(correct)
 
 
 def test_an_ensemble_is_no_vote(make_data):
     """GT-43: the mean softmax is [.5333, .4667], class 0, where two of three members say 1."""
     data = make_data(["a"], classes=2, train=8, test=1)  # the one test image is of class 0
-    setting = assemble(make_options({"method": "fedavg", "data": data, "model": "mlp"}), Path("unused")).setting
+    context = assemble(make_options({"method": "fedavg", "data": data, "model": "mlp"}), Path("unused")).context
     softmax = {"first": [0.9, 0.1], "second": [0.4, 0.6], "third": [0.3, 0.7]}
 
     class Given:
@@ -59,7 +59,7 @@ def test_an_ensemble_is_no_vote(make_data):
 
     nothing = Message(b"", Bytes())
     members = [Member(client, 1 / 3, nothing) for client in softmax]
-    accuracy = Evaluator(setting, Given()).evaluate(0, None, lambda _client: nothing, members)
+    accuracy = Evaluator(context, Given()).evaluate(0, None, lambda _client: nothing, members)
     assert accuracy["global"]["a"] == 1.0
 
 
@@ -82,7 +82,7 @@ def test_methods_that_exchange_weights_refuse_different_architectures(method, ma
 def test_balanced_sampling_shows_rare_classes_as_often(make_data):
     data = make_data(["a"], classes=2, labels={"a": [0] * 90 + [1] * 10})
     options = make_options({"method": "fedavg", "data": data, "model": "mlp", "balanced": True})
-    samples = assemble(options, Path("unused")).setting.samples("a-0")
+    samples = assemble(options, Path("unused")).context.samples("a-0")
     generator = torch.Generator().manual_seed(0)
     drawn = torch.cat([y for _ in range(20) for _, y in samples.epoch(32, generator, generator)])
     assert len(drawn) == 20 * 100

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from protofed.experiments.assembly import assemble
-from protofed.experiments.options import make_options
 from protofed.records import encode
+from protofed.runs.assembly import assemble
+from protofed.runs.options import make_options
 
 RESNET50 = 23_512_130
 RESNET50_BATCH_NORM = 53_120

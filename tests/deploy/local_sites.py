@@ -8,16 +8,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from protofed.deploy.engine import Ledger
+from protofed.deploy.engine import AcceptedRounds
 from protofed.deploy.link import Node
 from protofed.deploy.policy import Policy
 from protofed.deploy.server import Patience, _Server
 from protofed.deploy.site import Site, SiteData
 from protofed.engines.grid import packed, unpacked
-from protofed.experiments import Run
-from protofed.experiments.options import make_options
-from protofed.experiments.run import one_thread
 from protofed.federation import RunFolder
+from protofed.runs import Run
+from protofed.runs.options import make_options
+from protofed.system import one_thread
 
 OPTIONS: dict[str, Any] = {"model": "mlp", "rounds": 2, "batch": 8, "set": {"model.hidden": 16}}
 
@@ -106,7 +106,7 @@ class Federation:
         given = {**OPTIONS, "method": method, **options}
         chosen = make_options({**given, "data": "sites", "protocol": "one-per-domain", "engine": "flower"})
         path = self.folder / out
-        ledger = Ledger(path / "clients")
+        ledger = AcceptedRounds(path / "clients")
         folder = RunFolder(path, ledger)
         if resume:
             ledger.learn(folder.rounds())

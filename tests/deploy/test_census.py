@@ -7,8 +7,8 @@ import torch
 
 from protofed.data import Domain, Images
 from protofed.deploy.census import Census, Hello
-from protofed.experiments.assembly import assemble
-from protofed.experiments.options import make_options
+from protofed.runs.assembly import assemble
+from protofed.runs.options import make_options
 
 SHAPE = (3, 256, 256)
 MANY = 200_000
@@ -24,8 +24,8 @@ def census() -> Census:
 def test_blank_images_cost_no_memory(census: Census, tmp_path: Path) -> None:
     options = {"method": "i2pfl", "data": "sites", "protocol": "one-per-domain", "model": "lenet5", "engine": "loop"}
     assembly = assemble(make_options(options), tmp_path, census.dataset(None))
-    assert assembly.setting.sizes == {f"{name}-0": MANY + MANY // 2 for name in census.sites}
-    for domain in assembly.setting.dataset.domains.values():
+    assert assembly.context.sizes == {f"{name}-0": MANY + MANY // 2 for name in census.sites}
+    for domain in assembly.context.dataset.domains.values():
         assert domain.train.x.shape == (MANY + MANY // 2, *SHAPE)
         assert domain.train.x.untyped_storage().nbytes() == domain.test.x.untyped_storage().nbytes() == 1
 

@@ -13,7 +13,7 @@ import torch
 from local_sites import OPTIONS, Federation
 
 import protofed
-from protofed.clients import Trained, decode_result, encode_result, unseal
+from protofed.clients import Trained, decode_result, encode_result, unpack
 from protofed.data import load
 from protofed.deploy import server
 from protofed.deploy.policy import Policy
@@ -47,7 +47,7 @@ def job_in(envelope: bytes) -> tuple[str, int] | None:
     question = Question.read(envelope)
     if question.ask != "job":
         return None
-    header = unseal(question.body, "server")[0]
+    header = unpack(question.body, "server")[0]
     return header["job"], header["round"]
 
 

@@ -8,8 +8,8 @@ import pytest
 import protofed
 from protofed.engines import choice, choose_engine
 from protofed.errors import UserError
-from protofed.experiments.assembly import assemble
-from protofed.experiments.options import make_options
+from protofed.runs.assembly import assemble
+from protofed.runs.options import make_options
 
 
 @pytest.fixture
@@ -19,15 +19,15 @@ def ready(tiny_data: str, tmp_path: Any) -> Any:
     def make(**options: Any) -> tuple[Any, Any]:
         given = {"method": "fedavg", "data": tiny_data, "model": "mlp", "engine": "loop", "rounds": 4, **options}
         assembly = assemble(make_options(given), tmp_path / "none")
-        return assembly.setting, assembly.templates
+        return assembly.prepared
 
     return make
 
 
 def timed(monkeypatch: pytest.MonkeyPatch, alone: float, together: float = 1e9, cores: int = 2) -> None:
     """Let the trial find these seconds for a batch."""
-    monkeypatch.setattr(choice.Trial, "alone", lambda _: alone)
-    monkeypatch.setattr(choice.Trial, "together", lambda _: together)
+    monkeypatch.setattr(choice.Trial, "step_seconds", lambda _: alone)
+    monkeypatch.setattr(choice.Trial, "stacked_step_seconds", lambda _: together)
     monkeypatch.setattr(choice, "cores", lambda: cores)
 
 
@@ -45,7 +45,7 @@ def test_auto(
     alone: float, together: float, cores: int, expected: tuple[str, int], ready: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     timed(monkeypatch, alone, together, cores)
-    chosen = choose_engine("auto", None, 1.0, *ready())
+    chosen = choose_engine("auto", None, 3, ready())
     assert (chosen.name, chosen.workers) == expected
     assert "a batch takes" in chosen.reason
 
@@ -55,27 +55,27 @@ def test_auto_takes_vmap_where_it_clearly_wins_a_long_run(
     together: float, expected: str, ready: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     timed(monkeypatch, 0.008, together)
-    chosen = choose_engine("auto", None, 1.0, *ready(rounds=10_000))
+    chosen = choose_engine("auto", None, 3, ready(rounds=10_000))
     assert chosen.name == expected
     assert "in vmap" in chosen.reason
-    assert choose_engine("auto", None, 1.0, *ready(rounds=10_000, method="copa")).name == "workers"
+    assert choose_engine("auto", None, 3, ready(rounds=10_000, method="copa")).name == "workers"
 
 
 def test_one_sensible_choice_needs_no_trial(ready: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "Trial", None)
-    setting, templates = ready()
-    assert choose_engine("auto", None, 0.01, setting, templates).name == "loop"
-    assert choose_engine("auto", 3, 1.0, setting, templates) == choice.Choice(
+    prepared = ready()
+    assert choose_engine("auto", None, 1, prepared).name == "loop"
+    assert choose_engine("auto", 3, 3, prepared) == choice.EngineChoice(
         "workers", 3, "a number of processes was asked for"
     )
 
 
 def test_the_trial_itself(ready: Any) -> None:
-    setting, templates = ready()
-    trial = choice.Trial(setting, templates)
-    assert 0 < trial.alone() < 10
-    assert 0 < trial.together() < 10
-    assert not setting.clients_folder.exists()
+    prepared = ready()
+    trial = choice.Trial(prepared)
+    assert 0 < trial.step_seconds() < 10
+    assert 0 < trial.stacked_step_seconds() < 10
+    assert not prepared.context.clients_folder.exists()
     assert trial.steps_each == 1  # 24 samples in batches of 32
 
 
@@ -92,7 +92,7 @@ def test_run_json_says_why_and_resuming_stays(
             """After the first round."""
             raise Stop
 
-    monkeypatch.setattr("protofed.experiments.assembly.choose_engine", lambda *_: choice.Choice("vmap", 1, "a test"))
+    monkeypatch.setattr("protofed.runs.assembly.choose_engine", lambda *_: choice.EngineChoice("vmap", 1, "a test"))
     straight = tiny_run("fedavg", engine="auto")
     with pytest.raises(Stop):
         tiny_run("fedavg", engine="auto", name="stopped", callbacks=[AfterOne()])

@@ -72,13 +72,13 @@ def test_dropout_is_drawn_client_by_client(make_data: Any, tiny_run: Any, close_
 
 def test_crews_are_as_large_as_memory_allows(tiny_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     crews: list[int] = []
-    original = vmap.train_together
+    original = vmap.train_stacked
 
     def counting(method: Any, net: Any, crew: Any, precision: Any) -> Any:
         crews.append(len(crew))
         return original(method, net, crew, precision)
 
-    monkeypatch.setattr(vmap, "train_together", counting)
+    monkeypatch.setattr(vmap, "train_stacked", counting)
     tiny_run("fedavg", engine="vmap", rounds=1, protocol="equal=2")
     assert crews == [6]
     crews.clear()

@@ -8,9 +8,9 @@ import torch
 
 import protofed
 from protofed.errors import UserError
-from protofed.experiments.reopening import OpenRun, snapshots_of
 from protofed.explain import embed
 from protofed.explain.embeddings import hausdorff_distance, manifold_distances, mixing, silhouette
+from protofed.runs.opened import OpenRun, snapshots_of
 
 
 def clouds(gap_of_classes: float, gap_of_domains: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

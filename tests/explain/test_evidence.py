@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from protofed.errors import UserError
-from protofed.experiments.reopening import OpenRun
 from protofed.explain.evidence import explain_with, similarity_maps, source_patches
 from protofed.models import Split, build_model
 from protofed.models.net import Net
 from protofed.models.protopnet import prototypes_of
+from protofed.runs.opened import OpenRun
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_projection_stays_with_the_client(parts_run: Path) -> None:
     net, _ = opened.model_of("a-0")
     sources = opened.sources_of("a-0", prototypes_of(net.model).vectors.detach())
     assert sources is not None
-    own = opened.setting.samples("a-0")
+    own = opened.context.samples("a-0")
     labels = prototypes_of(net.model).labels
     assert torch.equal(own.y[sources.image], labels)
     assert torch.equal(own.pixels(sources.image), sources.pixels)
@@ -118,7 +118,7 @@ def test_maps_of_other_features_follow_the_gradient() -> None:
 
 def test_class_prototypes_explain_other_methods(fedmp_run: Path) -> None:
     opened = OpenRun(fedmp_run, with_data=True)
-    pixels = opened.setting.dataset.domains["a"].test.x
+    pixels = opened.context.dataset.domains["a"].test.x
     for client in ("a-0", "global"):
         for view in explain_with(opened, client, pixels, top=3):
             assert [each.label for each in view.evidence if each.speaks_for] == [view.predicted]

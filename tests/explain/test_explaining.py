@@ -11,17 +11,17 @@ from PIL import Image
 
 from protofed.cli import main
 from protofed.errors import UserError
-from protofed.experiments.reopening import OpenRun
 from protofed.explain import embed, evaluate, explain
 from protofed.explain.agreement import agreement
-from protofed.explain.evaluating import metrics
 from protofed.explain.evidence import Evidence, Explanation
 from protofed.explain.faithfulness import FRACTIONS, blur, pointing_game
 from protofed.explain.maps import Box, peak_box, random_box
 from protofed.explain.pictures import COOL, WARM, Column, figure, overlay
 from protofed.explain.wording import findings
+from protofed.inference.evaluating import metrics
 from protofed.report.galleries import galleries
 from protofed.report.reading import read
+from protofed.runs.opened import OpenRun
 from protofed.seeding import numpy_generator
 from protofed.testing import toy_data
 

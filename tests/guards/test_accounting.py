@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.stats import norm
 
-from protofed.guards import Ledger, Mechanism, parse_guard
+from protofed.guards import Mechanism, PrivacyLedger, parse_guard
 from protofed.method import Plan
 from protofed.records import ClassTable, Mean, Record, Weights
 from protofed.registry import find_method
@@ -24,11 +24,11 @@ class WeightsOnly(Record):
     weights: Mean[Weights]
 
 
-def ledger(guard: str, upload: Any = None, batch: int = 10) -> Ledger:
+def ledger(guard: str, upload: Any = None, batch: int = 10) -> PrivacyLedger:
     table = ClassTable.empty(3, 2, torch.zeros(1))
     both = Upload(Mean(Weights({}, {}), 1.0), Mean(table, 1.0))
     plan = Plan(epochs=(2, 2, 1), batch=batch)
-    return Ledger(parse_guard(guard), find_method("fedproto_avg")(), plan, {"a": 100, "b": 55}, upload or both)
+    return PrivacyLedger(parse_guard(guard), find_method("fedproto_avg")(), plan, {"a": 100, "b": 55}, upload or both)
 
 
 def test_the_mechanisms_of_a_client() -> None:

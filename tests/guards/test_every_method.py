@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from protofed.errors import UserError
-from protofed.experiments.assembly import Assembly, assemble
-from protofed.experiments.options import make_options
-from protofed.guards import seal
+from protofed.guards import privatise
 from protofed.records import ClassTable, Weights, parts_of
 from protofed.registry import method_names
+from protofed.runs.assembly import Assembly, assemble
+from protofed.runs.options import make_options
 
 pytest.importorskip("opacus")
 
@@ -45,18 +45,18 @@ def assembled(method: str, data: str) -> Assembly:
 @pytest.mark.parametrize("method", [name for name in method_names() if name not in REFUSED])
 def test_what_did_not_change_passes_as_it_is(method: str, tiny_data: str) -> None:
     parts = assembled(method, tiny_data)
-    templates, setting = parts.templates, parts.setting
-    at = replace(setting.at(0, setting.partition.clients[0]), down=templates.down)
-    sealed = parts_of(seal(setting.guard, templates.upload, at))
+    templates, context = parts.templates, parts.context
+    at = replace(context.at(0, context.partition.clients[0]), down=templates.down)
+    private = parts_of(privatise(context.guard, templates.upload, at))
     for name, item in parts_of(templates.upload).items():
         if isinstance(item.value, ClassTable):
             continue  # rows are bounded, not their changes
         assert isinstance(item.value, Weights)
         if name in templates.upload.changes:
-            assert sum(tensor.pow(2).sum() for tensor in sealed[name].value.params.values()) < 1 + 1e-4
-            torch.testing.assert_close(sealed[name].value.stats, item.value.stats, atol=1e-5, rtol=0)
+            assert sum(tensor.pow(2).sum() for tensor in private[name].value.params.values()) < 1 + 1e-4
+            torch.testing.assert_close(private[name].value.stats, item.value.stats, atol=1e-5, rtol=0)
         else:
-            torch.testing.assert_close(sealed[name].value.tensors(), item.value.tensors(), atol=1e-5, rtol=0)
+            torch.testing.assert_close(private[name].value.tensors(), item.value.tensors(), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize(("method", "reason"), REFUSED.items())

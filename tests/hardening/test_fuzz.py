@@ -21,7 +21,7 @@ from PIL import Image
 from pydantic import ValidationError
 
 import protofed
-from protofed import limits
+from protofed import system
 from protofed.clients import plain_name
 from protofed.data import load
 from protofed.data.npz import BROKEN, read_arrays
@@ -29,9 +29,9 @@ from protofed.data.sources.cifar import _batch
 from protofed.data.sources.idx import read_idx
 from protofed.data.sources.usps import _libsvm
 from protofed.errors import UserError
-from protofed.experiments.published import Preset, find_preset
-from protofed.experiments.results import Run
 from protofed.models import read_weights
+from protofed.runs.results import Run
+from protofed.studies.tables.preset import Preset, find_preset
 
 ROOT = Path(__file__).parents[2]
 
@@ -73,7 +73,7 @@ def test_the_fuzzers_own_check_sees_garbage(fuzzer):
 @pytest.fixture
 def small_memory(monkeypatch):
     """Files may ask for 1 MiB."""
-    monkeypatch.setattr(limits, "_MOST", 2**20)
+    monkeypatch.setattr(system, "_LARGEST_READ", 2**20)
 
 
 def npz(path, **arrays):

@@ -7,14 +7,14 @@ import torch
 from safetensors.torch import load_file
 
 from protofed.errors import UserError
-from protofed.experiments.assembly import assemble
-from protofed.experiments.options import make_options
 from protofed.method import At
 from protofed.methods.fedadapter import FedAdapter, FedAdapterNoProx, Shared, Upload, adapters
 from protofed.models import Split, build_model, everything, head
 from protofed.models.net import Net
 from protofed.records import Weights
 from protofed.records.tally import Tally
+from protofed.runs.assembly import assemble
+from protofed.runs.options import make_options
 from protofed.verbs import joined
 
 TINY: dict[str, Any] = {"model": "resnet10", "lr": 0.05, "rounds": 2}
@@ -40,7 +40,7 @@ def client_model(run: Any, client: str) -> dict[str, torch.Tensor]:
 
 
 def initial(run: Any) -> Split:
-    return assemble(make_options(run.options), Path("unused")).setting.model
+    return assemble(make_options(run.options), Path("unused")).context.model
 
 
 def test_gt33_proximal_term_and_squared_norm(make_at: Callable[..., At]) -> None:

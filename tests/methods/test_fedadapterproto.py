@@ -8,8 +8,6 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from protofed.errors import UserError
-from protofed.experiments.assembly import assemble
-from protofed.experiments.options import make_options
 from protofed.method import At
 from protofed.methods.fedadapter import Shared, adapters
 from protofed.methods.fedadapterproto import FedAdapterProto, FedPrototypical, nearest
@@ -17,6 +15,8 @@ from protofed.models import Split, build_model
 from protofed.models.net import Net
 from protofed.models.protopnet import project, prototype_layer, prototypes_of, with_prototypes
 from protofed.records.tally import Tally
+from protofed.runs.assembly import assemble
+from protofed.runs.options import make_options
 
 TINY: dict[str, Any] = {"model": "resnet10", "lr": 0.02, "rounds": 2}
 SMALL = {"model.width": 4, "prototype_dim": 8, "per_class": 2}
@@ -44,7 +44,7 @@ def _none(*_: object) -> None:
 
 
 def initial(run: Any) -> Split:
-    return assemble(make_options(run.options), Path("unused")).setting.model
+    return assemble(make_options(run.options), Path("unused")).context.model
 
 
 def test_gt32_prototype_terms(make_at: Callable[..., At]) -> None:
@@ -261,8 +261,8 @@ def test_training_lowers_the_loss(data: str, tiny_run: Callable[..., Any]) -> No
 def test_the_trained_model_can_be_projected(data: str, tiny_run: Callable[..., Any]) -> None:
     run = tiny_run("fedprototypical", data, set=SMALL, **TINY)
     net = Net(run.model())
-    setting = assemble(make_options(run.options), Path("unused")).setting
-    samples = setting.samples("a-0")
+    context = assemble(make_options(run.options), Path("unused")).context
+    samples = context.samples("a-0")
     found = project(net, samples.batches())
     assert torch.equal(samples.y[found.image], prototypes_of(net.model).labels)
 

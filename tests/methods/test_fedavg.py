@@ -8,10 +8,10 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from protofed.experiments.assembly import assemble
-from protofed.experiments.options import make_options
 from protofed.methods.fedavg import FedAvg, Upload
 from protofed.records import Mean, Tally, Weights
+from protofed.runs.assembly import assemble
+from protofed.runs.options import make_options
 
 
 def averaged(method: FedAvg, make_at: Any, clients: dict[str, tuple[list[float], int]]) -> torch.Tensor:
@@ -41,12 +41,12 @@ def test_one_client_is_local_training(make_data: Any, tiny_run: Any, tmp_path: A
     """Two rounds of one client are two epochs of torch.optim.SGD, started afresh in between."""
     data = make_data(["only"], train=20)
     run = tiny_run("fedavg", data, rounds=2, batch=7, lr=0.05, dtype="float64")
-    setting = assemble(make_options(run.options), tmp_path / "none").setting
-    model = deepcopy(setting.model)
-    samples = setting.samples("only-0")
+    context = assemble(make_options(run.options), tmp_path / "none").context
+    model = deepcopy(context.model)
+    samples = context.samples("only-0")
     for round in range(2):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-5)
-        at = setting.at(round, "only-0")
+        at = context.at(round, "only-0")
         for x, y in samples.epoch(7, at.rng("order"), at.rng("augment")):
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(x), y).backward()

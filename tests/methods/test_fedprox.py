@@ -3,11 +3,11 @@ import torch
 from safetensors.torch import load_file
 from torch.nn import functional
 
-from protofed.experiments.assembly import assemble
-from protofed.experiments.options import make_options
 from protofed.methods.fedprox import FedProx
 from protofed.models import laid_out
 from protofed.registry import make_method
+from protofed.runs.assembly import assemble
+from protofed.runs.options import make_options
 from protofed.verbs import proximal
 
 RESNET = {"model": "resnet10", "set": {"model.width": 4}}
@@ -37,15 +37,15 @@ def test_one_client_without_penalty_is_local_sgd_bit_for_bit(make_data, tiny_run
         for name, more in [("fedavg", {}), ("fedprox", {"mu": 0})]
     )
 
-    setting = assemble(make_options({"method": "fedavg", "data": data, **options}), tmp_path / "none").setting
-    model = laid_out(setting.model, setting.layout)
+    context = assemble(make_options({"method": "fedavg", "data": data, **options}), tmp_path / "none").context
+    model = laid_out(context.model, context.layout)
     for round in range(2):
-        at = setting.at(round, "a-0")
+        at = context.at(round, "a-0")
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-5, fused=True)
         order, chance = at.rng("order"), at.rng("augment")
         model.train()
         for _ in range(2):
-            for x, y in setting.samples("a-0").epoch(8, order, chance):
+            for x, y in context.samples("a-0").epoch(8, order, chance):
                 optimizer.zero_grad()
                 functional.cross_entropy(model(x), y).backward()
                 optimizer.step()

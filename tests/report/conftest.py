@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import protofed
-from protofed.experiments.comparison import summarise
+from protofed.studies.comparison import summarise
 
 TINY = {"model": "mlp", "set": {"model.hidden": 16}, "batch": 8, "engine": "loop"}
 METHODS = ["fedavg", "i2pfl", "fedproto"]

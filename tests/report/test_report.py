@@ -89,7 +89,7 @@ def test_a_run_by_label_shows_its_clients(tiny_run) -> None:
 
 
 def test_a_reproduction_shows_the_papers_figures(tmp_path: Path) -> None:
-    from protofed.experiments.reproduce import reproduce
+    from protofed.studies.tables.reproduce import reproduce
     from protofed.testing import toy_data
 
     domains = ["caltech", "amazon", "webcam", "dslr"]

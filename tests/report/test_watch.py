@@ -16,7 +16,7 @@ import pytest
 from browser import PROGRAM, WHY_NOT, Tab, started
 
 import protofed
-from protofed.federation.worker import Worker
+from protofed.federation.lock_holder import LockHolder
 from protofed.report.server import Server
 
 LONG = ["--model", "mlp", "--rounds", "100000", "--engine", "loop", "--quiet"]
@@ -66,7 +66,7 @@ def test_stopping_leaves_a_run_that_goes_on(tiny_data: str, tmp_path: Path) -> N
         status, page, _ = ask(server, "GET", "/")
         assert status == 200
         assert 'id="stop"' in page
-        assert Worker.of(out) is not None
+        assert LockHolder.of(out) is not None
         assert ask(server, "POST", "/stop")[0] == 403, "without the page's token"
         assert ask(server, "POST", "/stop", X_Protofed_Token="guess")[0] == 403
         assert process.poll() is None
@@ -126,12 +126,12 @@ def test_a_folder_in_which_nothing_has_begun(tmp_path: Path) -> None:
 
 def test_a_lock_of_the_past_is_nobody(tmp_path: Path) -> None:
     process = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
-    here = Worker.here()
+    here = LockHolder.here()
     for changes in ({"pid": int(process.stdout)}, {"host": "elsewhere"}, {"began": "1"}):
         (tmp_path / ".lock").write_text(json.dumps({**vars(here), **changes}))
-        assert Worker.of(tmp_path) is None
+        assert LockHolder.of(tmp_path) is None
     (tmp_path / ".lock").write_text(json.dumps(vars(here)))
-    assert Worker.of(tmp_path) == here
+    assert LockHolder.of(tmp_path) == here
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """What an attacker could rebuild from what a run sends, in figures, pictures and words."""
 
+from protofed.audit.attack import Audit, AuditOptions, audit_federation
 from protofed.audit.decoder import Effort
-from protofed.audit.federation import Audit, AuditOptions, audit_federation
 from protofed.audit.metrics import (
     frechet_distance,
     frechet_distance_of_moments,

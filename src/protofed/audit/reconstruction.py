@@ -55,7 +55,7 @@ def breach(victim: Victim, stage: str, sent: SentRows | None, effort: Effort) ->
         originals = victim.originals_of(sent, features)
         own = torch.isin(originals, victim.attacker)
         known, shown = torch.cat([known, sent.rows[own]]), torch.cat([shown, pixels[originals[own]]])
-    decoder = train_decoder(known, shown, effort, victim.setting.seed, victim.client, stage)
+    decoder = train_decoder(known, shown, effort, victim.context.seed, victim.client, stage)
     return Breach(victim, stage, features, decoder, _class_means(victim, pixels), sent, originals)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from protofed.audit.membership import distances
-from protofed.clients import ClientState, ClientStore, Setting, Templates
+from protofed.clients import ClientState, ClientStore, Prepared, RunContext
 from protofed.data import Images
 from protofed.data.splits import stratified_split
 from protofed.errors import BadMessage, UserError
@@ -43,7 +43,7 @@ class Victim:
     client: str
     net: Net
     model_source: str
-    setting: Setting
+    context: RunContext
     members: Images
     outsiders: Images
     attacker: Tensor
@@ -73,7 +73,7 @@ class Victim:
 
     def stage_of(self, rows: SentRows, preferred: str | None) -> str | None:
         """The stage whose features look like these rows: the one preferred, else the first that fits; None: none."""
-        model, shape = self.net.model, self.setting.dataset.image_shape
+        model, shape = self.net.model, self.context.dataset.image_shape
         for stage in dict.fromkeys([preferred or model.cut, model.cut, *model.stage_names]):
             found = model.feature_shape(shape, stage)
             if found == rows.rows.shape[1:] or (rows.rows.ndim == 2 and prod(found) == rows.rows.shape[1]):
@@ -90,37 +90,38 @@ class Victim:
     def _run(self, images: Images, compute: Any, batch: int = 256) -> Tensor:
         with self.net.eval():
             parts = [
-                compute(self.setting.dataset.normalise(x, self.setting.dtype)).float()
+                compute(self.context.dataset.normalise(x, self.context.dtype)).float()
                 for x in torch.split(images.x, batch)
             ]
         return torch.cat(parts)
 
 
-def make_victim(setting: Setting, templates: Templates, folder: RunFolder, client: str) -> Victim:
+def make_victim(prepared: Prepared, folder: RunFolder, client: str) -> Victim:
     """The client at the end of its last round."""
-    architecture = setting.architecture_of(client)
+    context, templates = prepared.context, prepared.templates
+    architecture = context.architecture_of(client)
     fresh = templates.clients[architecture]
-    state = _state(folder, client, setting.plan.rounds, fresh)
-    net = Net(deepcopy(setting.models[architecture]))
+    state = _state(folder, client, context.plan.rounds, fresh)
+    net = Net(deepcopy(context.models[architecture]))
     net.load(state.model)
-    upload = _last_upload(folder, templates.upload, client, setting.guard.quantise)
+    upload = _last_upload(folder, templates.upload, client, context.guard.quantise)
     source = GRANTED_MODEL
     # A method that says itself how to read a model out of an upload sends changes or parts of one.
-    plain = type(setting.method).client_weights is Method.client_weights
+    plain = type(context.method).client_weights is Method.client_weights
     if plain and hasattr(upload, "weights"):
         net.load(upload.weights.value)
         source = SENT_MODEL
-    members = setting.train_images(client)
+    members = context.train_images(client)
     if len(members) < 4:
         raise UserError(f"{client} has {len(members)} training images; an attack on it needs at least 4")
-    keep, aside = stratified_split(members.y.numpy(), 0.5, numpy_generator(setting.seed, "audit halves", client))
+    keep, aside = stratified_split(members.y.numpy(), 0.5, numpy_generator(context.seed, "audit halves", client))
     return Victim(
         client=client,
         net=net,
         model_source=source,
-        setting=setting,
+        context=context,
         members=members,
-        outsiders=_outsiders(setting, client),
+        outsiders=_outsiders(context, client),
         attacker=torch.from_numpy(keep),
         unseen=torch.from_numpy(aside),
         upload=upload,
@@ -148,10 +149,10 @@ def _last_upload(folder: RunFolder, like: Record, client: str, bits: int | None)
     return None
 
 
-def _outsiders(setting: Setting, client: str) -> Images:
+def _outsiders(context: RunContext, client: str) -> Images:
     """Images of the same source that the client did not train on: its hold-out, or its domain's test set."""
-    kept = setting.partition.holdout[client]
-    dataset, domain = setting.dataset, setting.partition.domain[client]
+    kept = context.partition.holdout[client]
+    dataset, domain = context.dataset, context.partition.domain[client]
     return dataset.take_train(kept) if len(kept) else dataset.domains[domain].test
 
 

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from protofed.audit import Effort
+from protofed.audit.audit import audit, audit_tables
 from protofed.cli.output import console, show_table
-from protofed.experiments.audit import audit, audit_tables
 
 
 def audit_command(

@@ -12,8 +12,8 @@ from protofed.cli.options import takes_run_options
 from protofed.cli.output import TENSORBOARD, console, followers, show_table
 from protofed.cli.progress import ManyRuns
 from protofed.errors import UserError
-from protofed.experiments import Comparison, compare
-from protofed.experiments.comparison import Failure
+from protofed.studies import Comparison, compare
+from protofed.studies.comparison import Failure
 
 
 @takes_run_options(without=("method", "seed"))

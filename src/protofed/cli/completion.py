@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterable
 
 from protofed.data import available
 from protofed.engines import ENGINES
-from protofed.experiments.published import preset_names
 from protofed.inference import FORMATS
 from protofed.models import model_names
 from protofed.registry import method_names
+from protofed.studies.tables.preset import preset_names
 
 Offer = Callable[[str], list[str]]
 

@@ -8,7 +8,7 @@ import typer
 
 from protofed.cli.compare import numbers
 from protofed.cli.output import console, show_table
-from protofed.experiments.published import listed
+from protofed.studies.tables.preset import listed
 
 
 def embed_command(

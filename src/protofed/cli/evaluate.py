@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from protofed.cli.output import console, percent, show_table
-from protofed.experiments.published import listed
+from protofed.studies.tables.preset import listed
 
 
 def evaluate_command(

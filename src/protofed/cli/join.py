@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from protofed.cli.output import console, percent, size
-from protofed.experiments.join import DEFAULT_ROUNDS, Step, join
+from protofed.inference.join import DEFAULT_ROUNDS, Step, join
 
 
 def join_command(

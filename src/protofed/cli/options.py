@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 
 from protofed.cli import completion
 from protofed.errors import UserError
-from protofed.experiments import Options
+from protofed.runs import Options
 
 _REPEATED = ("set", "plugin")
 

@@ -9,10 +9,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from protofed.experiments import Run
-from protofed.experiments.figures import duration
-from protofed.experiments.figures import percent as percent
-from protofed.experiments.figures import size as size
+from protofed.runs import Run
+from protofed.text import duration
+from protofed.text import percent as percent
+from protofed.text import size as size
 
 TENSORBOARD = "also write event files, to tensorboard/ in every run folder"
 
@@ -141,7 +141,7 @@ def show_summary(run: Run) -> None:
 
 def followers(progress: object, silent: bool, tensorboard: bool) -> list[object]:
     """The callbacks of a command: what a person sees, and files for TensorBoard."""
-    from protofed.experiments.tensorboard import TensorBoard
+    from protofed.runs.tensorboard import TensorBoard
 
     return [*([] if silent else [progress]), *([TensorBoard()] if tensorboard else [])]
 

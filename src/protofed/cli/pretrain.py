@@ -8,7 +8,7 @@ import typer
 from protofed.cli.options import takes_run_options
 from protofed.cli.output import ProgressBar, console, percent
 from protofed.errors import UserError
-from protofed.experiments.pretrain import DEFAULT_EPOCHS, pretrain
+from protofed.runs.pretrain import DEFAULT_EPOCHS, pretrain
 
 _FEDERATED = ("method", "rounds", "epochs", "plan", "ensemble", "participation", "preset", "evaluate_local", "project")
 

@@ -9,8 +9,8 @@ from typing import Any
 from rich.progress import Progress, TaskID
 
 from protofed.cli.output import bars, progress_of, warn_of_time
-from protofed.experiments import Run
-from protofed.experiments.schedule import Job
+from protofed.runs import Run
+from protofed.studies.schedule import Job
 
 
 class ManyRuns:

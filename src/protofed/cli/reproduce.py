@@ -12,10 +12,10 @@ from protofed.cli.compare import complain, numbers
 from protofed.cli.options import takes_run_options
 from protofed.cli.output import console, show_table, size
 from protofed.cli.progress import ManyRuns
-from protofed.experiments.estimate import Estimate, total_hours
-from protofed.experiments.published import find_preset, preset_names
-from protofed.experiments.reproduce import dry_run, reproduce
-from protofed.experiments.reproduction import Reproduction
+from protofed.studies.tables.estimate import Estimate, total_hours
+from protofed.studies.tables.preset import find_preset, preset_names
+from protofed.studies.tables.reproduce import dry_run, reproduce
+from protofed.studies.tables.reproduction import Reproduction
 
 
 @takes_run_options(without=("method", "data", "domains", "seed"))

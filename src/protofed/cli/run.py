@@ -9,7 +9,7 @@ import typer
 from protofed.cli import completion
 from protofed.cli.options import options_of, takes_run_options
 from protofed.cli.output import TENSORBOARD, ProgressBar, console, followers, show_summary
-from protofed.experiments import run
+from protofed.runs import run
 
 
 @takes_run_options(without=("method",))

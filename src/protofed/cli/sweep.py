@@ -10,7 +10,7 @@ from protofed.cli.compare import complain, numbers
 from protofed.cli.options import takes_run_options
 from protofed.cli.output import console, percent, show_table
 from protofed.cli.progress import ManyRuns
-from protofed.experiments import sweep
+from protofed.studies import sweep
 
 
 @takes_run_options(without=("method",))

@@ -1,6 +1,7 @@
 """What happens at a client, whatever engine runs it: samples, local training, evaluation, memory."""
 
 from protofed.clients.client import ClientSide
+from protofed.clients.context import RunContext
 from protofed.clients.features import FeatureStore
 from protofed.clients.frozen import FROZEN, choose_frozen, feature_store
 from protofed.clients.jobs import (
@@ -19,10 +20,9 @@ from protofed.clients.jobs import (
     TrainedGroup,
     TrainGroup,
 )
-from protofed.clients.rehearsal import GlobalModel, Templates, rehearse
-from protofed.clients.setting import Setting
-from protofed.clients.store import ClientState, ClientStore, Sources, plain_name, write_atomically
-from protofed.clients.wire import decode_job, decode_result, encode_job, encode_result, seal, unseal
+from protofed.clients.prepared import GlobalModel, Prepared, Templates, prepare
+from protofed.clients.store import ClientState, ClientStore, Sources, plain_name
+from protofed.clients.wire import decode_job, decode_result, encode_job, encode_result, pack, unpack
 
 __all__ = [
     "FROZEN",
@@ -37,11 +37,12 @@ __all__ = [
     "Job",
     "Predict",
     "Predicted",
+    "Prepared",
     "Project",
     "Projected",
     "Result",
+    "RunContext",
     "Score",
-    "Setting",
     "Sources",
     "Templates",
     "Train",
@@ -54,9 +55,8 @@ __all__ = [
     "encode_job",
     "encode_result",
     "feature_store",
+    "pack",
     "plain_name",
-    "rehearse",
-    "seal",
-    "unseal",
-    "write_atomically",
+    "prepare",
+    "unpack",
 ]

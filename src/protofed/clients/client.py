@@ -28,26 +28,25 @@ from protofed.clients.jobs import (
     TrainGroup,
 )
 from protofed.clients.optimizers import State, make_optimizers, restore_state
-from protofed.clients.rehearsal import Templates
+from protofed.clients.prepared import Prepared
 from protofed.clients.samples import ClientSamples
-from protofed.clients.setting import Setting
 from protofed.clients.store import ClientState, ClientStore, Sources
-from protofed.clients.training import Learnt, train
+from protofed.clients.training import TrainingResult, train
 from protofed.clients.transfer import to_device
-from protofed.guards import PrivateGradients, guard_rows, seal
-from protofed.memory import keep_freed_memory
+from protofed.guards import PrivateGradients, guard_rows, privatise
 from protofed.method import At
 from protofed.models import everything, laid_out, nothing
 from protofed.models.net import Net
 from protofed.models.protopnet import project, prototypes_of
 from protofed.records import Message, Nothing, Quantiser, Record, Tally, Weights, conform, decode, encode, map_tensors
+from protofed.system import keep_freed_memory
 
 A = TypeVar("A")
 R = TypeVar("R", bound=Record)
 
 
 @dataclass(frozen=True)
-class Ready:
+class ReadyClient:
     """A client about to train: what it stands on (its weights are `at.start`), learns from and remembers."""
 
     job: Train
@@ -59,14 +58,14 @@ class Ready:
 class ClientSide:
     """Plays any client: one model of each architecture in memory, into which the weights of whoever acts are loaded."""
 
-    def __init__(self, setting: Setting, templates: Templates, features: FeatureStore | None = None) -> None:
+    def __init__(self, prepared: Prepared, features: FeatureStore | None = None) -> None:
         keep_freed_memory()
-        self._setting = setting
-        self._templates = templates
-        self._nets = [Net(laid_out(deepcopy(model).to(setting.device), setting.layout)) for model in setting.models]
-        store = features or feature_store(setting)
-        self._frozen = [FrozenStages(setting, number, store) for number in range(len(setting.frozen))]
-        self._store = ClientStore(setting.clients_folder)
+        self._context = context = prepared.context
+        self._templates = prepared.templates
+        self._nets = [Net(laid_out(deepcopy(model).to(context.device), context.layout)) for model in context.models]
+        store = features or feature_store(context)
+        self._frozen = [FrozenStages(context, number, store) for number in range(len(context.frozen))]
+        self._store = ClientStore(context.clients_folder)
         self._received: tuple[Message, Record] | None = None
 
     def perform(self, job: Job, message: Message) -> Result:
@@ -83,38 +82,38 @@ class ClientSide:
 
     def net_of(self, client: str) -> Net:
         """The network that plays a client, at the weights of whoever acted last."""
-        return self._nets[self._setting.architecture_of(client)]
+        return self._nets[self._context.architecture_of(client)]
 
-    def prepare(self, job: Train, message: Message) -> Ready:
+    def prepare(self, job: Train, message: Message) -> ReadyClient:
         """Bring a client's weights, with the broadcast over them, into its network, and its samples to hand."""
         down = self._open(message, self._templates.down, f"broadcast to {job.client}")
         net, state = self._enter(job.client, job.round, down)
-        at = replace(self._setting.at(job.round, job.client), down=down, memory=state.memory, start=net.pick())
-        samples = self._setting.samples(job.client)
+        at = replace(self._context.at(job.round, job.client), down=down, memory=state.memory, start=net.pick())
+        samples = self._context.samples(job.client)
         train_set, kept = SampleSet("train", job.client), SampleSet("validation", job.client)
         self._look_at(net, {train_set: samples, kept: samples.validation}, job.client)
-        return Ready(job, at, samples, state.optimizer)
+        return ReadyClient(job, at, samples, state.optimizer)
 
-    def finish(self, ready: Ready, learnt: Learnt) -> tuple[Record, Trained]:
+    def finish(self, ready: ReadyClient, result: TrainingResult) -> tuple[Record, Trained]:
         """Make the upload from what training left in the client's network, and propose the client's new state.
 
         The upload as it is summed up, and as it is sent.
         """
-        client, net, guard = ready.job.client, self.net_of(ready.job.client), self._setting.guard
+        client, net, guard = ready.job.client, self.net_of(ready.job.client), self._context.guard
         at = replace(
             ready.at,
-            notes=learnt.notes,
-            taken=learnt.taken,
-            reach=learnt.reach,
+            notes=result.notes,
+            taken=result.taken,
+            reach=result.reach,
             guarded=lambda seen: guard_rows(guard, seen, ready.at),
         )
-        upload, memory = self._setting.method.upload(net, ready.samples, at)
+        upload, memory = self._context.method.upload(net, ready.samples, at)
         quantiser = None if guard.quantise is None else Quantiser(guard.quantise, at.rng("guard quantise"))
-        sealed = seal(guard, upload, at)
-        sent = encode(sealed, client, quantiser)
-        self._store.propose(client, ready.job.round, ClientState(net.pick(), memory, learnt.optimizer))
+        private = privatise(guard, upload, at)
+        sent = encode(private, client, quantiser)
+        self._store.propose(client, ready.job.round, ClientState(net.pick(), memory, result.optimizer))
         # A loss tells of the samples, too, and no noise is on it.
-        return sealed, Trained(sent.blob, sent.size, {} if guard.promises else learnt.loss, learnt.samples)
+        return private, Trained(sent.blob, sent.size, {} if guard.promises else result.loss, result.samples)
 
     def _train_group(self, job: TrainGroup, message: Message) -> TrainedGroup:
         tally = Tally()
@@ -128,13 +127,13 @@ class ClientSide:
         return TrainedGroup(encode(tally.sums(), "group").blob if tally.clients else b"", each)
 
     def _train(self, job: Train, message: Message) -> tuple[Record, Trained]:
-        setting, ready = self._setting, self.prepare(job, message)
+        context, ready = self._context, self.prepare(job, message)
         net = self.net_of(job.client)
-        optimizers = make_optimizers(setting.method, net, setting.plan, ready.at.lr)
-        restore_state(setting.method, optimizers, ready.optimizer)
-        private = PrivateGradients(setting.guard, ready.at) if setting.guard.trains_privately else None
-        learnt = train(setting.method, net, ready.samples, ready.at, optimizers, setting.precision, private)
-        return self.finish(ready, learnt)
+        optimizers = make_optimizers(context.method, net, context.plan, ready.at.lr)
+        restore_state(context.method, optimizers, ready.optimizer)
+        private = PrivateGradients(context.guard, ready.at) if context.guard.trains_privately else None
+        result = train(context.method, net, ready.samples, ready.at, optimizers, context.precision, private)
+        return self.finish(ready, result)
 
     def examine(self, job: Evaluate, message: Message) -> tuple[Weights, Tensor, Tensor]:
         """The model that a client would use now, and what it predicts beside what is right."""
@@ -147,7 +146,7 @@ class ClientSide:
         correct = predicted == right
         if job.domain is not None:
             return Score(int(correct.sum()), len(correct))
-        sizes = [self._setting.test_size(client, job.validates) for client in (str(job.client), *job.alike)]
+        sizes = [self._context.test_size(client, job.validates) for client in (str(job.client), *job.alike)]
         parts = tuple(Score(int(own.sum()), len(own)) for own in torch.split(correct, sizes))
         return Score(sum(part.correct for part in parts), len(correct), parts)
 
@@ -158,7 +157,7 @@ class ClientSide:
         else:
             down = self._open(message, self._templates.down, f"broadcast to {job.client}")
             net, state = self._enter(job.client, job.round, None if job.view == "local" else down)
-            at = replace(self._setting.at(job.round, job.client), down=down, memory=state.memory)
+            at = replace(self._context.at(job.round, job.client), down=down, memory=state.memory)
         # Features are kept for each client's own test set.
         alone = [replace(job, client=client, alike=()) for client in (job.client, *job.alike)]
         tests = alone if self._frozen else [job]
@@ -167,7 +166,7 @@ class ClientSide:
 
     def _looked_through(self, net: Net, job: Evaluate, at: At) -> tuple[Tensor, Tensor]:
         """What the net predicts on the test samples of a job, and what is right."""
-        samples = self._setting.test_samples(job.domain, job.client, job.validates, job.alike)
+        samples = self._context.test_samples(job.domain, job.client, job.validates, job.alike)
         self._look_at(net, {_tested_on(job): samples}, job.client)
         return self._probabilities(net, samples.batches(), at).argmax(1), samples.y
 
@@ -175,8 +174,8 @@ class ClientSide:
         """On the client's model as its training left it; nothing but the two scores leaves the client."""
         down = self._open(message, self._templates.down, f"broadcast to {job.client}")
         net, state = self._enter(job.client, job.round, None)
-        at = replace(self._setting.at(job.round, job.client), down=down, memory=state.memory)
-        own, tested = self._setting.samples(job.client), self._setting.test_samples(job.domain, job.client)
+        at = replace(self._context.at(job.round, job.client), down=down, memory=state.memory)
+        own, tested = self._context.samples(job.client), self._context.test_samples(job.domain, job.client)
         self._look_at(net, {}, job.client)
         before = self._score(net, tested, at)
         found = project(net, own.batches())
@@ -192,19 +191,19 @@ class ClientSide:
 
     def _predict(self, job: Predict, message: Message) -> Predicted:
         net, at = self._enter_server(job.round, message)
-        samples = self._setting.test_samples(job.domain, None)
+        samples = self._context.test_samples(job.domain, None)
         self._look_at(net, {SampleSet("test", job.domain): samples}, None)
         return Predicted(self._probabilities(net, samples.batches(), at).cpu().numpy())
 
     def _look_at(self, net: Net, sets: Mapping[SampleSet, ClientSamples | None], client: str | None) -> None:
         """What of the net is frozen need not be computed anew on these samples."""
         if self._frozen:
-            self._frozen[self._setting.architecture_of(client)].serve(net, sets)
+            self._frozen[self._context.architecture_of(client)].serve(net, sets)
 
     @torch.no_grad()
     def _probabilities(self, net: Net, batches: Any, at: At) -> Tensor:
-        with net.eval(), self._setting.precision():
-            return torch.cat([self._setting.method.predict(net, x, at) for x, _ in batches])
+        with net.eval(), self._context.precision():
+            return torch.cat([self._context.method.predict(net, x, at) for x, _ in batches])
 
     def _open(self, message: Message, like: Record, sender: str) -> Any:
         """The record in a message, decoded once for all clients that receive the same bytes."""
@@ -214,9 +213,9 @@ class ClientSide:
 
     def _enter(self, client: str, round: int, down: Any | None) -> tuple[Net, ClientState]:
         """Load a client's own weights, and over them what it shares as it was broadcast."""
-        architecture = self._setting.architecture_of(client)
+        architecture = self._context.architecture_of(client)
         net, fresh = self._nets[architecture], self._templates.clients[architecture]
-        loads = self._setting.method.loads
+        loads = self._context.method.loads
         replaced = down is not None and loads == everything and not _remembers(fresh)
         # What the broadcast replaces as a whole need not be read.
         state = fresh if replaced else self._store.read(client, round, fresh) or fresh
@@ -228,7 +227,7 @@ class ClientSide:
 
     def _here(self, record: R) -> R:
         """The record on the device clients compute on; messages and states at rest are on the CPU."""
-        device = self._setting.device
+        device = self._context.device
         return record if device.type == "cpu" else map_tensors(record, lambda tensor: to_device(tensor, device))
 
     def _enter_server(self, round: int, message: Message) -> tuple[Net, At]:
@@ -237,7 +236,7 @@ class ClientSide:
         package = self._open(message, self._templates.global_model, "server")
         net = self._nets[0]
         net.load(package.weights)
-        return net, replace(self._setting.at(round, None), down=package.down)
+        return net, replace(self._context.at(round, None), down=package.down)
 
 
 def attempted(work: Callable[[], A]) -> A | Failed:

@@ -26,7 +26,7 @@ class SampleSet(NamedTuple):
     architecture: int = 0
 
 
-class Shelf(NamedTuple):
+class FeatureBlock(NamedTuple):
     """Features of one sample set: so many rows of so many numbers."""
 
     rows: int
@@ -41,19 +41,23 @@ class FeatureStore:
     """
 
     def __init__(
-        self, shelves: Mapping[SampleSet, Shelf], dtype: torch.dtype, folder: Path, limit: int = MEMORY_LIMIT
+        self,
+        feature_blocks: Mapping[SampleSet, FeatureBlock],
+        dtype: torch.dtype,
+        folder: Path,
+        limit: int = MEMORY_LIMIT,
     ) -> None:
-        self._shelves = shelves
+        self._blocks = feature_blocks
         self._dtype = dtype
-        self._number = {samples: number for number, samples in enumerate(shelves)}
+        self._number = {samples: number for number, samples in enumerate(feature_blocks)}
         self._place: dict[SampleSet, tuple[bool, int]] = {}
         sizes = {True: 0, False: 0}
-        for samples, shelf in shelves.items():
-            size = bytes_of(shelf, dtype)
+        for samples, block in feature_blocks.items():
+            size = bytes_of(block, dtype)
             in_memory = sizes[True] + size <= limit
             self._place[samples] = in_memory, sizes[in_memory]
             sizes[in_memory] += size
-        self._state = mmap.mmap(-1, max(1, len(shelves)))
+        self._state = mmap.mmap(-1, max(1, len(feature_blocks)))
         self._memory = mmap.mmap(-1, sizes[True]) if sizes[True] else None
         self._file: Any = None
         if sizes[False]:
@@ -63,15 +67,15 @@ class FeatureStore:
 
     def rows(self, samples: SampleSet, fill: Callable[[Tensor], None]) -> Tensor | None:
         """The features of a sample set, [rows, width], which `fill` writes once; None where the disk is full."""
-        number, shelf = self._number[samples], self._shelves[samples]
+        number, block = self._number[samples], self._blocks[samples]
         in_memory, offset = self._place[samples]
-        if self._state[number] == _EMPTY and not in_memory and not self._has_room(offset, bytes_of(shelf, self._dtype)):
+        if self._state[number] == _EMPTY and not in_memory and not self._has_room(offset, bytes_of(block, self._dtype)):
             self._state[number] = _NO_ROOM
         if self._state[number] == _NO_ROOM:
             return None
         buffer = self._memory if in_memory else self._disk
-        count = shelf.rows * shelf.width
-        view = torch.frombuffer(buffer, dtype=self._dtype, count=count, offset=offset).view(shelf)
+        count = block.rows * block.width
+        view = torch.frombuffer(buffer, dtype=self._dtype, count=count, offset=offset).view(block)
         if self._state[number] == _EMPTY:
             # Should two processes do this at once, both write the same.
             fill(view)
@@ -89,9 +93,9 @@ class FeatureStore:
         return True
 
 
-def bytes_of(shelf: Shelf, dtype: torch.dtype) -> int:
+def bytes_of(block: FeatureBlock, dtype: torch.dtype) -> int:
     """What a shelf takes."""
-    size = shelf.rows * shelf.width * dtype.itemsize
+    size = block.rows * block.width * dtype.itemsize
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 

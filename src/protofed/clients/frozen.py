@@ -11,9 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from protofed.clients.features import MEMORY_LIMIT, FeatureStore, Recall, SampleSet, Shelf, bytes_of
+from protofed.clients.context import FrozenPart, RunContext
+from protofed.clients.features import MEMORY_LIMIT, FeatureBlock, FeatureStore, Recall, SampleSet, bytes_of
 from protofed.clients.samples import ClientSamples
-from protofed.clients.setting import FrozenPart, Setting
 from protofed.clients.training import set_modes, trained_names
 from protofed.errors import UserError
 from protofed.method import Method
@@ -29,7 +29,7 @@ _TRIAL = 2
 
 
 @dataclass(frozen=True)
-class Choice:
+class FrozenChoice:
     """What is done about frozen stages, and why."""
 
     parts: tuple[FrozenPart, ...]
@@ -52,42 +52,42 @@ class _Problem(NamedTuple):
     remedy: str
 
 
-def choose_frozen(name: str, setting: Setting) -> Choice:
+def choose_frozen(name: str, context: RunContext) -> FrozenChoice:
     """What `auto` does where it is right, or what the user asked for; `cached` where it is wrong is refused."""
     if name == "plain":
-        return Choice((), "asked for")
-    parts = tuple(find_frozen(setting.method, model, setting.dataset.image_shape) for model in setting.models)
-    if setting.guard.trains_privately:
+        return FrozenChoice((), "asked for")
+    parts = tuple(find_frozen(context.method, model, context.dataset.image_shape) for model in context.models)
+    if context.guard.trains_privately:
         problem = _Problem(
             "gradients are taken sample by sample, of batches drawn anew", "use another guard, or --frozen auto"
         )
         parts = ()
-    elif _too_large(replace(setting, frozen=parts)):
+    elif _too_large(replace(context, frozen=parts)):
         problem = _Problem(
             "the features would not fit on the disk of the run folder", "free some, or use --frozen auto"
         )
         parts = tuple(replace(part, prefix=()) for part in parts)
     elif not any(part.prefix for part in parts):
         problem = _Problem(
-            f"the first stage of the model ({setting.model.stage_names[0]}) is trained, or changes in training",
+            f"the first stage of the model ({context.model.stage_names[0]}) is trained, or changes in training",
             "use a method with a frozen backbone, or --frozen auto",
         )
-    elif setting.augment:
+    elif context.augment:
         # Clean passes, that is scoring and prototypes, may still use what was kept.
         problem = _Problem(
             "images are augmented anew in every epoch, so features of training cannot be kept",
             "leave out data.augment, or use --frozen auto",
         )
     else:
-        return Choice(parts, "the first stages are not trained, so their output is computed once for each sample")
+        return FrozenChoice(parts, "the first stages are not trained, so their output is computed once for each sample")
     if name == "cached":
         raise UserError(f"--frozen cached: {problem.what}; {problem.remedy}")
-    return Choice(parts if any(part.prefix or part.recipes for part in parts) else (), problem.what)
+    return FrozenChoice(parts if any(part.prefix or part.recipes for part in parts) else (), problem.what)
 
 
-def _too_large(setting: Setting) -> bool:
-    needed = sum(bytes_of(shelf, setting.dtype) for shelf in shelves(setting).values())
-    folder = next(path for path in setting.clients_folder.absolute().parents if path.exists())
+def _too_large(context: RunContext) -> bool:
+    needed = sum(bytes_of(block, context.dtype) for block in feature_blocks(context).values())
+    folder = next(path for path in context.clients_folder.absolute().parents if path.exists())
     return needed - MEMORY_LIMIT > shutil.disk_usage(folder).free
 
 
@@ -132,44 +132,44 @@ def _leading(model: Split, still: list[str]) -> int:
     return count if computes else 0
 
 
-def shelves(setting: Setting) -> dict[SampleSet, Shelf]:
+def feature_blocks(context: RunContext) -> dict[SampleSet, FeatureBlock]:
     """Room for the features of every sample set of a run: test sets, which all clients look at, before the others."""
-    widths = {number: prod(part.shape) for number, part in enumerate(setting.frozen) if part.prefix}
+    widths = {number: prod(part.shape) for number, part in enumerate(context.frozen) if part.prefix}
     found = {
-        SampleSet("test", name, number): Shelf(len(domain.test), width)
+        SampleSet("test", name, number): FeatureBlock(len(domain.test), width)
         for number, width in widths.items()
-        for name, domain in setting.dataset.domains.items()
+        for name, domain in context.dataset.domains.items()
     }
-    for client in setting.partition.clients:
-        number = setting.architecture_of(client)
+    for client in context.partition.clients:
+        number = context.architecture_of(client)
         if number in widths:
-            for kind, rows in setting.sample_counts(client).items():
-                found[SampleSet(kind, client, number)] = Shelf(rows, widths[number])
-    return {samples: shelf for samples, shelf in found.items() if shelf.rows}
+            for kind, rows in context.sample_counts(client).items():
+                found[SampleSet(kind, client, number)] = FeatureBlock(rows, widths[number])
+    return {samples: block for samples, block in found.items() if block.rows}
 
 
-def feature_store(setting: Setting, limit: int = MEMORY_LIMIT) -> FeatureStore | None:
+def feature_store(context: RunContext, limit: int = MEMORY_LIMIT) -> FeatureStore | None:
     """A store for the features of a run, to be made before processes are forked; None where nothing is kept."""
-    needed = shelves(setting)
-    return FeatureStore(needed, setting.dtype, setting.clients_folder.parent, limit) if needed else None
+    needed = feature_blocks(context)
+    return FeatureStore(needed, context.dtype, context.clients_folder.parent, limit) if needed else None
 
 
 class FrozenStages:
     """One architecture's frozen stages at work: their stand-ins, and the features behind its prefix."""
 
-    def __init__(self, setting: Setting, architecture: int, store: FeatureStore | None) -> None:
-        self._setting = setting
+    def __init__(self, context: RunContext, architecture: int, store: FeatureStore | None) -> None:
+        self._context = context
         self._architecture = architecture
-        self._part = setting.frozen[architecture]
+        self._part = context.frozen[architecture]
         self._store = store if self._part.prefix else None
-        self._model = setting.models[architecture]
+        self._model = context.models[architecture]
         self._recall = Recall()
 
     @cached_property
     def _as_they_were(self) -> dict[str, Tensor]:
         chosen = tuple(f"{name}." for name in self._part.stages)
         return {
-            name: tensor.detach().to(self._setting.device)
+            name: tensor.detach().to(self._context.device)
             for name, tensor in tensors(self._model).items()
             if name.startswith(chosen)
         }
@@ -178,7 +178,7 @@ class FrozenStages:
     def _shortcut(self) -> Shortcut:
         stages = self._model.stages()
         stand_ins = {
-            name: stand_in(stages[name], recipe, self._setting.layout).to(self._setting.device)
+            name: stand_in(stages[name], recipe, self._context.layout).to(self._context.device)
             for name, recipe in self._part.recipes.items()
         }
         return Shortcut(stand_ins, len(self._part.prefix), self._recall)
@@ -203,12 +203,12 @@ class FrozenStages:
         rows = self._store.rows(key, partial(self._fill, net, samples))
         if rows is None:
             return None
-        return _as_maps(rows.index_select(0, chosen.cpu()), self._part.shape, self._last()).to(self._setting.device)
+        return _as_maps(rows.index_select(0, chosen.cpu()), self._part.shape, self._last()).to(self._context.device)
 
     @torch.no_grad()
     def _fill(self, net: Net, samples: ClientSamples, rows: Tensor) -> None:
         """In chunks of the run's batch size and in the samples' order, so that it does not matter who does it."""
-        size = self._setting.plan.batch
+        size = self._context.plan.batch
         for start in range(0, len(samples), size):
             h = net.model.between(
                 samples.clean(slice(start, start + size)), 0, len(self._part.prefix), self._shortcut.stand_ins
@@ -216,7 +216,7 @@ class FrozenStages:
             _as_maps(rows[start : start + size], self._part.shape, self._last()).copy_(h)
 
     def _last(self) -> bool:
-        return self._setting.layout == "channels-last" and len(self._part.shape) == 3
+        return self._context.layout == "channels-last" and len(self._part.shape) == 3
 
 
 def _as_maps(rows: Tensor, shape: tuple[int, ...], channels_last: bool) -> Tensor:

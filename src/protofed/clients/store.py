@@ -1,6 +1,5 @@
 """What clients keep between rounds, one file each, changed only when a whole round is committed."""
 
-import os
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -9,6 +8,7 @@ from torch import Tensor
 
 from protofed.errors import UserError
 from protofed.records import Record, Weights, decode_file, encode
+from protofed.system import write_atomically
 
 
 class ClientState(Record):
@@ -95,10 +95,3 @@ def plain_name(client: str) -> str:
     if client in ("", "..") or Path(client).name != client or "\0" in client:
         raise UserError(f"a client cannot be called {client!r}: files are named after clients")
     return client
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that a reader sees all of it or nothing of it."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_bytes(content)
-    temporary.replace(path)

@@ -27,7 +27,7 @@ Precision = Callable[[], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True)
-class Learnt:
+class TrainingResult:
     """What training leaves behind besides the weights."""
 
     loss: dict[str, float]
@@ -42,7 +42,7 @@ class Learnt:
 
 
 @dataclass(frozen=True)
-class Lesson:
+class Batch:
     """One batch, this batch's chance, and whether notes are kept of it."""
 
     x: Tensor
@@ -59,32 +59,32 @@ def train(
     optimizers: list[LocalOptimizer],
     precision: Precision = nullcontext,
     private: PrivateGradients | None = None,
-) -> Learnt:
+) -> TrainingResult:
     """Train for this round's epochs; with private gradients nothing but the weights tells what was learnt."""
     like = next(iter(net.params().values()))
-    logbook = Logbook(like.dtype)
+    log = TrainingLog(like.dtype)
     with _keyed_dropout(at, like.device):
         set_modes(method, net)
         if private is not None:
             return _train_privately(method, net, samples, at, optimizers, private)
-        for lesson in lessons(method, samples, at):
-            step_at = at if lesson.draw is None else replace(at, draw=lesson.draw)
+        for batch in training_batches(method, samples, at):
+            step_at = at if batch.draw is None else replace(at, draw=batch.draw)
             for step, optimizer in zip(method.steps, optimizers, strict=True):
                 with precision():
-                    terms, notes = terms_and_notes(getattr(method, step.loss)(net, lesson.x, lesson.y, step_at))
+                    terms, notes = terms_and_notes(getattr(method, step.loss)(net, batch.x, batch.y, step_at))
                 optimizer.step(reduce(add, terms.values()))
-                logbook.write(terms, notes if lesson.noted else {}, len(lesson.y))
-            logbook.samples += len(lesson.y)
-    return logbook.learnt(method, optimizers)
+                log.write(terms, notes if batch.noted else {}, len(batch.y))
+            log.samples += len(batch.y)
+    return log.result(method, optimizers)
 
 
-def lessons(method: Method, samples: ClientSamples, at: At) -> Iterator[Lesson]:
+def training_batches(method: Method, samples: ClientSamples, at: At) -> Iterator[Batch]:
     """All that a client learns from in this round; nothing of it depends on other clients or on the engine."""
     lottery = at.rng("draw")
     last = at.plan.epochs[at.round] - 1
     for epoch, x, y in _batches(method, samples, at):
         noted = method.keeps_notes and (at.plan.unit == "steps" or epoch == last)
-        yield Lesson(x, y, method.draw(y, at, lottery), noted)
+        yield Batch(x, y, method.draw(y, at, lottery), noted)
 
 
 @contextmanager
@@ -108,7 +108,7 @@ def terms_and_notes(outcome: Terms | tuple[Terms, Notes]) -> tuple[Terms, Notes]
 
 
 @dataclass
-class Logbook:
+class TrainingLog:
     """What one client's training amounts to, step by step."""
 
     dtype: torch.dtype
@@ -123,10 +123,10 @@ class Logbook:
         if notes:
             self._notes.append({key: self._whole(value.detach()) for key, value in notes.items()})
 
-    def learnt(self, method: Method, optimizers: list[LocalOptimizer]) -> Learnt:
+    def result(self, method: Method, optimizers: list[LocalOptimizer]) -> TrainingResult:
         """All in all."""
         notes = self._notes
-        return Learnt(
+        return TrainingResult(
             {name: _total(seen) / self.samples for name, seen in self._terms.items()},
             self.samples,
             {key: torch.cat([one[key] for one in notes]) for key in notes[0]} if notes else {},
@@ -147,14 +147,14 @@ def _train_privately(
     at: At,
     optimizers: list[LocalOptimizer],
     private: PrivateGradients,
-) -> Learnt:
+) -> TrainingResult:
     """As many steps as an ordinary round, each on samples drawn anew. A step that draws nobody still moves by noise."""
     chance = at.rng("augment")
     for _ in range(private.steps):
         x, y = samples.drawn(private.draw(len(samples)), chance)
         for step, optimizer in zip(method.steps, optimizers, strict=True):
             optimizer.follow(private.of(method, step, net, x, y, at))
-    return Learnt(
+    return TrainingResult(
         loss={},
         samples=at.plan.epochs[at.round] * len(samples),
         notes={},

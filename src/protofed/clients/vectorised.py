@@ -8,7 +8,7 @@ method has to know.
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import reduce
 from operator import add
 from typing import Any, Self
@@ -17,35 +17,32 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from protofed.clients.client import Ready
+from protofed.clients.client import ReadyClient
 from protofed.clients.optimizers import LocalOptimizer, make_optimizers, restore_state
 from protofed.clients.training import (
-    Learnt,
-    Lesson,
-    Logbook,
+    Batch,
     Precision,
+    TrainingLog,
+    TrainingResult,
     dropout_seed,
-    lessons,
     set_modes,
     terms_and_notes,
+    training_batches,
 )
 from protofed.method import At, Method, Notes, Step, Terms
 from protofed.models import torchs_own_kernels
 from protofed.models.net import Net
 from protofed.records import Record, Weights, map_tensors
 
-_COPIES = 6
-"""Of the weights while a client trains: as the round began, trained, their gradients, moments and what is computed."""
-
 
 class CannotVectorise(Exception):
     """A loss that cannot be computed for many clients at once, and why."""
 
 
-def alike(crew: Sequence[Ready]) -> list[list[Ready]]:
+def stackable(group: Sequence[ReadyClient]) -> list[list[ReadyClient]]:
     """Clients grouped by what they received and remember: those of a group can be stacked."""
-    groups: dict[Hashable, list[Ready]] = {}
-    for ready in crew:
+    groups: dict[Hashable, list[ReadyClient]] = {}
+    for ready in group:
         # Adam corrects its moments by the number of steps they are made of, which is one number for a whole stack.
         steps = tuple(int(value) for key, value in ready.optimizer.items() if key.endswith("/steps"))
         outline = _outline((ready.at.down, ready.at.memory, ready.at.start)), _outline(ready.optimizer), steps
@@ -53,80 +50,61 @@ def alike(crew: Sequence[Ready]) -> list[list[Ready]]:
     return list(groups.values())
 
 
-def train_together(
-    method: Method, net: Net, crew: Sequence[Ready], precision: Precision
-) -> Iterator[tuple[Ready, Weights, Learnt]]:
+def train_stacked(
+    method: Method, net: Net, ready_clients: Sequence[ReadyClient], precision: Precision
+) -> Iterator[tuple[ReadyClient, Weights, TrainingResult]]:
     """Train clients that are alike for this round's epochs; each with the weights it ends with."""
     set_modes(method, net)
-    stack = _Stack.of(method, net, crew)
-    pupils = [_Pupil(ready, lessons(method, ready.samples, ready.at), Logbook(_dtype(net))) for ready in crew]
-    learning = dict(enumerate(pupils))
-    while learning:
-        for position, pupil in list(learning.items()):
-            if not pupil.turn_page():
-                del learning[position]
-                yield (pupil.ready, *stack.part_of(position, pupil.logbook))
+    stack = _Stack.of(method, net, ready_clients)
+    clients = [
+        _StackedClient(ready, training_batches(method, ready.samples, ready.at), TrainingLog(_dtype(net)))
+        for ready in ready_clients
+    ]
+    training = dict(enumerate(clients))
+    while training:
+        for position, client in list(training.items()):
+            if not client.next_batch():
+                del training[position]
+                yield (client.ready, *stack.part_of(position, client.log))
         last = stack
-        for members in _by_outline(learning):
-            whole = len(members) == len(pupils)
-            group = stack if whole else stack.take(torch.tensor(members, device=stack.device))
-            group.step([pupils[position] for position in members], precision)
+        for members in _by_outline(training):
+            whole = len(members) == len(clients)
+            part = stack if whole else stack.take(torch.tensor(members, device=stack.device))
+            part.step([clients[position] for position in members], precision)
             if not whole:
-                stack.take_back(members, group)
-            last = group
+                stack.take_back(members, part)
+            last = part
         stack.count_as(last)
 
 
-def training_bytes(method: Method, net: Net, ready: Ready, precision: Precision) -> int:
-    """About what a client takes while it trains among others: weights, samples, and what a step keeps in between."""
-    kept: dict[int, int] = {}
-
-    def note(tensor: Tensor) -> Tensor:
-        kept[tensor.data_ptr()] = tensor.nbytes
-        return tensor
-
-    weights = sum(tensor.nbytes for tensor in ready.at.start.tensors().values())
-    lesson = next(lessons(method, ready.samples, ready.at), None)
-    if lesson is None:
-        return _COPIES * weights
-    set_modes(method, net)
-    at = replace(ready.at, draw=lesson.draw)
-    hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
-    with torch.random.fork_rng(devices=[]), hooks, precision():
-        for step in method.steps:
-            getattr(method, step.loss)(net, lesson.x, lesson.y, at)
-    samples = len(ready.samples) * lesson.x[0].nbytes
-    return _COPIES * weights + samples + 2 * sum(kept.values())  # as much again on the way back
-
-
 @dataclass
-class _Pupil:
+class _StackedClient:
     """One client on its way through the round."""
 
-    ready: Ready
-    lessons: Iterator[Lesson]
-    logbook: Logbook
-    lesson: Lesson | None = None
+    ready: ReadyClient
+    batches: Iterator[Batch]
+    log: TrainingLog
+    batch: Batch | None = None
 
-    def turn_page(self) -> bool:
-        """Go to the next lesson, if there is one."""
-        self.lesson = next(self.lessons, None)
-        return self.lesson is not None
+    def next_batch(self) -> bool:
+        """Fetch the next batch, if there is one."""
+        self.batch = next(self.batches, None)
+        return self.batch is not None
 
 
-def _by_outline(learning: Mapping[int, _Pupil]) -> list[list[int]]:
+def _by_outline(training: Mapping[int, _StackedClient]) -> list[list[int]]:
     """The positions of those who can take their next step together."""
     groups: dict[Hashable, list[int]] = {}
-    for position, pupil in learning.items():
-        lesson = pupil.lesson
-        assert lesson is not None
-        groups.setdefault(_outline((lesson.x, lesson.y, lesson.draw, lesson.noted)), []).append(position)
+    for position, client in training.items():
+        batch = client.batch
+        assert batch is not None
+        groups.setdefault(_outline((batch.x, batch.y, batch.draw, batch.noted)), []).append(position)
     return list(groups.values())
 
 
 @dataclass
 class _Stack:
-    """The clients of a crew, one above the other, or some of them."""
+    """The clients of a group, one above the other, or some of them."""
 
     method: Method
     net: Net
@@ -142,24 +120,24 @@ class _Stack:
     """From which each client's dropout is drawn."""
 
     @classmethod
-    def of(cls, method: Method, net: Net, crew: Sequence[Ready]) -> Self:
+    def of(cls, method: Method, net: Net, group: Sequence[ReadyClient]) -> Self:
         """The clients as their round begins."""
         chosen = set().union(*(net.params(step.trains) for step in method.steps))
         names = [name for name in net.params() if name in chosen]
-        starts = [ready.at.start for ready in crew]
+        starts = [ready.at.start for ready in group]
         trained = {name: _stacked([start.params[name] for start in starts]).requires_grad_() for name in names}
         stats = {name: _stacked([start.stats[name] for start in starts]) for name in starts[0].stats}
         frozen = [{name: param for name, param in start.params.items() if name not in chosen} for start in starts]
-        at = crew[0].at
+        at = group[0].at
         optimizers = make_optimizers(method, net, at.plan, at.lr, stacks=trained)
-        remembered = [ready.optimizer for ready in crew]
+        remembered = [ready.optimizer for ready in group]
         restore_state(method, optimizers, {key: _stacked([one[key] for one in remembered]) for key in remembered[0]})
-        sizes = [torch.tensor(ready.at.size, dtype=_dtype(net), device=at.held.device) for ready in crew]
+        sizes = [torch.tensor(ready.at.size, dtype=_dtype(net), device=at.held.device) for ready in group]
         given = [
             (ready.at.down, ready.at.memory, ready.at.start, ready.at.held, size)
-            for ready, size in zip(crew, sizes, strict=True)
+            for ready, size in zip(group, sizes, strict=True)
         ]
-        dice = [torch.Generator(device=at.held.device).manual_seed(dropout_seed(ready.at)) for ready in crew]
+        dice = [torch.Generator(device=at.held.device).manual_seed(dropout_seed(ready.at)) for ready in group]
         return cls(method, net, trained, stats, _Bundle.of(frozen), _Bundle.of(given), at, optimizers, dice)
 
     @property
@@ -167,19 +145,19 @@ class _Stack:
         """Where the stacks are."""
         return next(iter(self.trained.values())).device
 
-    def step(self, pupils: Sequence[_Pupil], precision: Precision) -> None:
-        """One step of each of the method's optimisers, on the batch each pupil has open."""
-        batch = [pupil.lesson for pupil in pupils if pupil.lesson is not None]
-        x, y = _stacked([lesson.x for lesson in batch]), _stacked([lesson.y for lesson in batch])
-        draw = _Bundle.of([lesson.draw for lesson in batch])
+    def step(self, clients: Sequence[_StackedClient], precision: Precision) -> None:
+        """One step of each of the method's optimisers, on the batch each client has at hand."""
+        batch = [client.batch for client in clients if client.batch is not None]
+        x, y = _stacked([batch.x for batch in batch]), _stacked([batch.y for batch in batch])
+        draw = _Bundle.of([batch.draw for batch in batch])
         for step, optimizer in zip(self.method.steps, self.optimizers, strict=True):
             with precision():
                 terms, notes = self._losses(step, x, y, draw, noted=batch[0].noted)
             optimizer.step(reduce(add, terms.values()).sum())
-            for row, pupil in enumerate(pupils):
-                pupil.logbook.write(_row(terms, row), _row(notes, row), y.shape[1])
-        for pupil in pupils:
-            pupil.logbook.samples += y.shape[1]
+            for row, client in enumerate(clients):
+                client.log.write(_row(terms, row), _row(notes, row), y.shape[1])
+        for client in clients:
+            client.log.samples += y.shape[1]
 
     def _losses(self, step: Step, x: Tensor, y: Tensor, draw: "_Bundle", *, noted: bool) -> tuple[Terms, Notes]:
         """The terms of every client's loss, and the notes where they are kept."""
@@ -270,13 +248,13 @@ class _Stack:
         for optimizer, partial in zip(self.optimizers, other.optimizers, strict=True):
             optimizer.count_as(partial)
 
-    def part_of(self, position: int, logbook: Logbook) -> tuple[Weights, Learnt]:
+    def part_of(self, position: int, log: TrainingLog) -> tuple[Weights, TrainingResult]:
         """What one client has come to."""
         trained = {name: tensor.detach()[position] for name, tensor in self.trained.items()}
         params = {**trained, **self.frozen.of_client(position)}
         weights = Weights(params, {name: tensor[position] for name, tensor in self.stats.items()})
         optimizers = [optimizer.over(trained, lambda tensor: tensor[position]) for optimizer in self.optimizers]
-        return weights, logbook.learnt(self.method, optimizers)
+        return weights, log.result(self.method, optimizers)
 
 
 @dataclass

@@ -43,13 +43,13 @@ class _Told:
     samples: int
 
 
-def seal(header: Mapping[str, Any], body: bytes = b"") -> bytes:
+def pack(header: Mapping[str, Any], body: bytes = b"") -> bytes:
     """One envelope."""
     text = json.dumps(header).encode()
     return _LENGTH.pack(len(text)) + text + body
 
 
-def unseal(envelope: bytes, sender: str) -> tuple[dict[str, Any], bytes]:
+def unpack(envelope: bytes, sender: str) -> tuple[dict[str, Any], bytes]:
     """Header and body of an envelope."""
     try:
         (length,) = _LENGTH.unpack_from(envelope)
@@ -66,12 +66,12 @@ def unseal(envelope: bytes, sender: str) -> tuple[dict[str, Any], bytes]:
 
 def encode_job(job: Job, message: Message) -> bytes:
     """A job and the message that comes with it."""
-    return seal({"job": type(job).__name__.lower(), **asdict(job), "size": asdict(message.size)}, message.blob)
+    return pack({"job": type(job).__name__.lower(), **asdict(job), "size": asdict(message.size)}, message.blob)
 
 
 def decode_job(envelope: bytes, sender: str) -> tuple[Job, Message]:
     """The job in an envelope; anything that is not one is refused in the name of the sender."""
-    header, body = unseal(envelope, sender)
+    header, body = unpack(envelope, sender)
     kind = _JOBS.get(str(header.pop("job", "")))
     if kind is None:
         raise BadMessage(f"{sender}: the envelope holds no job")
@@ -83,16 +83,16 @@ def encode_result(result: Result) -> bytes:
     """What became of a job."""
     if isinstance(result, Trained):
         told = {"size": asdict(result.size), "loss": result.loss, "samples": result.samples}
-        return seal({"result": "trained", **told}, result.blob)
+        return pack({"result": "trained", **told}, result.blob)
     if isinstance(result, Predicted):
         array = np.ascontiguousarray(result.probabilities)
-        return seal({"result": "predicted", "dtype": array.dtype.name, "shape": array.shape}, array.tobytes())
-    return seal({"result": type(result).__name__.lower(), **asdict(result)})
+        return pack({"result": "predicted", "dtype": array.dtype.name, "shape": array.shape}, array.tobytes())
+    return pack({"result": type(result).__name__.lower(), **asdict(result)})
 
 
 def decode_result(envelope: bytes, sender: str) -> Result:
     """The result in an envelope, checked."""
-    header, body = unseal(envelope, sender)
+    header, body = unpack(envelope, sender)
     kind = header.pop("result", None)
     if kind == "trained":
         size = _size(header.pop("size", None), body, sender)

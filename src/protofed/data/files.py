@@ -16,7 +16,7 @@ from torch import Tensor
 
 from protofed.data.images import Domain, Images
 from protofed.errors import UserError
-from protofed.memory import refuse_beyond_memory
+from protofed.system import require_memory
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
 # Images of mixed sizes are brought to their median size, but never larger than this: a folder of photographs should
@@ -84,7 +84,7 @@ def read_images(paths: Sequence[Path], size: tuple[int, int] | None = None) -> t
             notes.append(f"images of different sizes were resized to {size[0]}x{size[1]}; --image-size sets another")
     colour = any(header.colour for header in headers)
     shape = (len(paths), 3 if colour else 1, *size)
-    refuse_beyond_memory(prod(shape), f"reading {len(paths)} images at {size[0]}x{size[1]}", "lower --image-size")
+    require_memory(prod(shape), f"reading {len(paths)} images at {size[0]}x{size[1]}", "lower --image-size")
     pixels = np.empty(shape, dtype=np.uint8)
     deep: dict[int, NDArray[np.float32]] = {}
     for position, (path, header) in enumerate(zip(paths, headers, strict=True)):

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from protofed.limits import refuse_giants
+from protofed.system import check_array_size
 
 # What a damaged archive can make numpy and zipfile raise.
 BROKEN = (
@@ -53,7 +53,7 @@ def read_arrays(path: Path, lacking: Sequence[str] = ()) -> dict[str, NDArray[An
             raise KeyError(", ".join(missing))
         if len(entries) < len(archive.infolist()):
             raise ValueError("it holds an array twice")
-        refuse_giants(path, (sum(entry.file_size for entry in entries.values()),), what="arrays")
+        check_array_size(path, (sum(entry.file_size for entry in entries.values()),), what="arrays")
         return {name: _array(archive, entry) for name, entry in entries.items()}
 
 
@@ -64,7 +64,7 @@ def _array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> NDArray[Any]:
         shape, _, dtype = read_header(file, max_header_size=_LONGEST_HEADER)
         if dtype.hasobject:
             raise HoldsObjects(f"{entry.filename} holds Python objects")
-        size = refuse_giants(f"{archive.filename}: {entry.filename}", shape, dtype.itemsize)
+        size = check_array_size(f"{archive.filename}: {entry.filename}", shape, dtype.itemsize)
         if size > entry.file_size:
             raise ValueError(f"{entry.filename} is shorter than its header says")
     with archive.open(entry) as file:

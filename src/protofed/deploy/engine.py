@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _LONGEST_PAUSE = 0.5
 
 
-class Ledger:
+class AcceptedRounds:
     """Stands in for the clients' states, which are at the sites: whose upload of which round was accepted."""
 
     def __init__(self, folder: Path) -> None:
@@ -62,7 +62,7 @@ class SitesEngine:
     scattered = True
     trains_groups = False
 
-    def __init__(self, grid: "Grid", nodes: dict[str, int], ledger: Ledger, timeout: float) -> None:
+    def __init__(self, grid: "Grid", nodes: dict[str, int], ledger: AcceptedRounds, timeout: float) -> None:
         self.nodes = nodes
         self.terms: Terms | None = None
         self._grid = grid
@@ -82,7 +82,7 @@ class SitesEngine:
     def ask(self, sites: Mapping[str, Question], timeout: float) -> Iterator[tuple[str, bytes | Failed]]:
         """Questions that are no jobs."""
         names = [name for name in sites if name in self.nodes]
-        parcels = [Parcel(self.nodes[name], "query", sites[name].ask, sites[name].sealed()) for name in names]
+        parcels = [Parcel(self.nodes[name], "query", sites[name].ask, sites[name].packed()) for name in names]
         for position, reply in exchange(self._grid, parcels, timeout, _until_the_next_look):
             yield names[position], reply
 
@@ -93,7 +93,7 @@ class SitesEngine:
         site = self._site(job)
         question = Question("job", self.terms, self._ledger.accepted(f"{site}-0"), encode_job(job, message))
         kind = "train" if isinstance(job, Train) else "evaluate"
-        return Parcel(self.nodes[site], kind, str(job.round + 1), question.sealed())
+        return Parcel(self.nodes[site], kind, str(job.round + 1), question.packed())
 
     def _result(self, job: Job, reply: bytes | Failed) -> Result:
         if isinstance(reply, Failed):

@@ -11,8 +11,8 @@ from pathlib import Path
 from types import ModuleType
 
 from protofed.engines.grid import prepare_flower
-from protofed.engines.workers import die_with_parent
 from protofed.errors import UserError
+from protofed.system import die_with_parent
 
 _PATIENCE = 10.0
 _LAST_LINES = 12

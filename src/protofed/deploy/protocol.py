@@ -11,10 +11,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from protofed.clients import seal, unseal
+from protofed.clients import pack, unpack
 from protofed.deploy.census import Census
 from protofed.errors import BadMessage
-from protofed.experiments.options import Options, make_options
+from protofed.runs.options import Options, make_options
 
 SITES = "sites"
 """The name of the data where every site holds its own."""
@@ -79,15 +79,15 @@ class Question:
     """The last round in which the server took this site's upload."""
     body: bytes = b""
 
-    def sealed(self) -> bytes:
+    def packed(self) -> bytes:
         """As bytes."""
         terms = None if self.terms is None else self.terms.as_dict()
-        return seal({"ask": self.ask, "terms": terms, "accepted": self.accepted}, self.body)
+        return pack({"ask": self.ask, "terms": terms, "accepted": self.accepted}, self.body)
 
     @classmethod
     def read(cls, envelope: bytes) -> "Question":
         """From bytes."""
-        header, body = unseal(envelope, "server")
+        header, body = unpack(envelope, "server")
         ask, accepted = header.get("ask"), header.get("accepted")
         if ask not in _ASKS or not (accepted is None or isinstance(accepted, int)):
             raise BadMessage(f"server: {ask!r} is nothing that a site is asked")

@@ -9,19 +9,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from protofed.clients import Failed, unseal
+from protofed.clients import Failed, unpack
 from protofed.deploy.census import Census, Hello
-from protofed.deploy.engine import Ledger, SitesEngine
+from protofed.deploy.engine import AcceptedRounds, SitesEngine
 from protofed.deploy.keys import ServerKeys
 from protofed.deploy.link import Link
 from protofed.deploy.protocol import SITES, Question, Terms
 from protofed.errors import BadMessage, UserError
-from protofed.experiments.assembly import Assembly, assemble
-from protofed.experiments.options import Options, make_options
-from protofed.experiments.results import Run
-from protofed.experiments.run import carry_out, one_thread, refuse_changes
-from protofed.federation import Federation, RunFolder, TooFew
+from protofed.federation import Federation, RunFolder, TooFewClients
 from protofed.records import encode
+from protofed.runs.assembly import Assembly, assemble
+from protofed.runs.options import Options, make_options
+from protofed.runs.results import Run
+from protofed.runs.run import carry_out, refuse_changes
+from protofed.system import one_thread
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
@@ -63,7 +64,7 @@ def serve(
     options = make_options({**given, "data": SITES, "engine": "flower", "protocol": "one-per-domain"})
     if options.ensemble:
         raise UserError("--ensemble needs all test images in one place; leave it out in a deployment")
-    ledger = Ledger(out / "clients")
+    ledger = AcceptedRounds(out / "clients")
     folder = RunFolder(out, ledger)
     if not resume:
         folder.refuse_if_taken()
@@ -86,7 +87,7 @@ class _Server:
     """One run over the sites, from the first hello to the last goodbye."""
 
     def __init__(
-        self, link: Link, grid: "Grid", folder: RunFolder, ledger: Ledger, options: Options, patience: Patience
+        self, link: Link, grid: "Grid", folder: RunFolder, ledger: AcceptedRounds, options: Options, patience: Patience
     ) -> None:
         self._link = link
         self._folder = folder
@@ -204,11 +205,11 @@ class _Server:
     def _rounds(self, federation: Federation) -> Iterator[dict[str, Any]]:
         """The rounds, with a look at the members before each; one that too few took part in is begun again."""
         tries = 0
-        while federation.rounds_done < federation.setting.plan.rounds:
+        while federation.rounds_done < federation.context.plan.rounds:
             self._look_after_members(federation)
             try:
                 record = next(federation.rounds())
-            except TooFew as problem:
+            except TooFewClients as problem:
                 tries += 1
                 reason = str(problem).splitlines()[0]
                 if tries == _TRIES:
@@ -236,7 +237,7 @@ class _Server:
             try:
                 larger = census.with_site(name, hello, self._fixed_shape() is not None)
                 assembly = self._agree(larger)
-                federation.admit(assembly.setting, assembly.templates)
+                federation.admit(assembly.prepared)
             except (UserError, BadMessage) as problem:
                 self._engine.terms = before
                 self._turned_away.add(name)
@@ -252,9 +253,9 @@ class _Server:
 
     def _say_goodbye(self, federation: Federation) -> None:
         """Every site is sent what it would use now, and keeps its final model; who is away has time to come back."""
-        round = federation.setting.plan.rounds
+        round = federation.context.plan.rounds
         questions = {}
-        for client in federation.setting.partition.clients:
+        for client in federation.context.partition.clients:
             body = encode(federation.broadcast(round, client), "server").blob
             questions[client.rpartition("-")[0]] = Question(
                 "finish", self._engine.terms, self._ledger.accepted(client), body
@@ -280,7 +281,7 @@ class _Server:
 
 
 def _header(reply: bytes, name: str) -> dict[str, Any]:
-    return unseal(reply, name)[0]
+    return unpack(reply, name)[0]
 
 
 def _refusal(reply: bytes, name: str) -> str | None:

@@ -33,17 +33,16 @@ from protofed.clients import (
     Train,
     decode_job,
     encode_result,
-    seal,
-    write_atomically,
+    pack,
 )
 from protofed.data import Dataset, Domain, Images, load
 from protofed.deploy.census import Hello
 from protofed.deploy.policy import Policy, Refused
 from protofed.deploy.protocol import SITES, Question, Terms, fingerprint
 from protofed.errors import BadMessage, UserError
-from protofed.experiments.assembly import assemble
-from protofed.experiments.run import one_thread
 from protofed.records import Bytes, Message
+from protofed.runs.assembly import assemble
+from protofed.system import one_thread, write_atomically
 
 log = logging.getLogger("protofed")
 
@@ -148,15 +147,15 @@ class Site:
 
     def _reply(self, question: Question) -> tuple[str, int | None, bytes]:
         if question.ask == "hello":
-            return "hello", None, seal({"hello": asdict(Hello.of(self.dataset))})
+            return "hello", None, pack({"hello": asdict(Hello.of(self.dataset))})
         assert question.terms is not None
         playing = self._play(question.terms)
         if question.ask == "begin":
-            return "ready", None, seal({"ready": version("protofed")})
+            return "ready", None, pack({"ready": version("protofed")})
         if question.ask == "finish":
             playing.finish(question, self._state)
             self.finished = True
-            return "done", None, seal({"done": playing.terms.run})
+            return "done", None, pack({"done": playing.terms.run})
         job, message = decode_job(question.body, "server")
         result = playing.perform(job, message, question.accepted)
         if isinstance(result, Failed):
@@ -219,7 +218,7 @@ class _Playing:
         with one_thread():
             stand_in = census.dataset(options.settings_for("data").get("normalise"), dataset.domains[name])
             assembly = assemble(options, self._store.folder, stand_in)
-            self._side = ClientSide(assembly.setting, assembly.templates)
+            self._side = ClientSide(assembly.prepared)
 
     def perform(self, job: Job, message: Message, accepted: int | None) -> Result:
         """Do a job that is about this site, from the state that the server counts on."""

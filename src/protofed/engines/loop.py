@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from protofed.clients import ClientSide, Job, Result, Setting, Templates
+from protofed.clients import ClientSide, Job, Prepared, Result
 from protofed.records import Message
 
 
@@ -14,8 +14,8 @@ class LoopEngine:
     scattered = False
     trains_groups = True
 
-    def __init__(self, setting: Setting, templates: Templates) -> None:
-        self._side = ClientSide(setting, templates)
+    def __init__(self, prepared: Prepared) -> None:
+        self._side = ClientSide(prepared)
 
     def perform(self, jobs: Sequence[tuple[Job, Message]]) -> Iterator[tuple[Job, Result]]:
         """Each job in turn."""

@@ -2,15 +2,15 @@
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 
 import torch
 
-from protofed.clients import ClientSide, Job, Result, Setting, Templates, Train, Trained
-from protofed.clients.client import Ready, attempted
-from protofed.clients.training import Learnt
-from protofed.clients.vectorised import alike, train_together, training_bytes
+from protofed.clients import ClientSide, Job, Prepared, Result, Train, Trained
+from protofed.clients.client import ReadyClient, attempted
+from protofed.clients.training import TrainingResult
+from protofed.clients.trial import training_bytes
+from protofed.clients.vectorised import stackable, train_stacked
 from protofed.records import Message
 
 log = logging.getLogger("protofed")
@@ -29,16 +29,16 @@ class VmapEngine:
     scattered = False
     trains_groups = False
 
-    def __init__(self, setting: Setting, templates: Templates) -> None:
-        self._setting = setting
+    def __init__(self, prepared: Prepared) -> None:
+        self._context = prepared.context
         # Features that are kept are those of a single client's batches.
-        self._side = ClientSide(replace(setting, frozen=()), templates)
+        self._side = ClientSide(prepared.with_context(frozen=()))
         self._bytes_each: dict[int, int] = {}
 
     def perform(self, jobs: Sequence[tuple[Job, Message]]) -> Iterator[tuple[Job, Result]]:
         """Crew by crew, the largest clients first: neighbours then have batches of equal shape most of the time."""
         training = [(job, message) for job, message in jobs if isinstance(job, Train)]
-        training.sort(key=lambda entry: self._setting.sizes[entry[0].client], reverse=True)
+        training.sort(key=lambda entry: self._context.sizes[entry[0].client], reverse=True)
         while training:
             room = self._room(training[0])
             yield from self._train(training[:room])
@@ -52,39 +52,39 @@ class VmapEngine:
 
     def _train(self, jobs: Sequence[tuple[Train, Message]]) -> Iterator[tuple[Job, Result]]:
         """One crew. If anything goes wrong the rest of it trains one by one, so that a client costs only itself."""
-        method, side = self._setting.method, self._side
+        method, side = self._context.method, self._side
         left = dict(jobs)
         try:
             prepared = [side.prepare(job, message) for job, message in jobs]
-            for crew in alike(prepared):
+            for crew in stackable(prepared):
                 net = side.net_of(crew[0].job.client)
-                for ready, weights, learnt in train_together(method, net, crew, self._setting.precision):
+                for ready, weights, result in train_stacked(method, net, crew, self._context.precision):
                     net.load(weights)
                     del left[ready.job]
-                    yield ready.job, attempted(partial(self._finished, ready, learnt))
+                    yield ready.job, attempted(partial(self._finished, ready, result))
         except Exception as error:
             log.warning("these clients cannot step together and train one by one: %s", error)
         for job, message in left.items():
             yield job, side.perform(job, message)
 
-    def _finished(self, ready: Ready, learnt: Learnt) -> Trained:
-        return self._side.finish(ready, learnt)[1]
+    def _finished(self, ready: ReadyClient, result: TrainingResult) -> Trained:
+        return self._side.finish(ready, result)[1]
 
     def _room(self, entry: tuple[Train, Message]) -> int:
         """How many clients fit into memory together, if all are as large as this one."""
         job, message = entry
-        architecture = self._setting.architecture_of(job.client)
+        architecture = self._context.architecture_of(job.client)
         if architecture not in self._bytes_each:
             try:
                 ready = self._side.prepare(job, message)
                 net = self._side.net_of(job.client)
-                each = training_bytes(self._setting.method, net, ready, self._setting.precision)
+                each = training_bytes(self._context.method, net, ready, self._context.precision)
             except Exception:
                 return 1  # alone it will say what is wrong
             self._bytes_each[architecture] = each
         return max(1, self._memory() // self._bytes_each[architecture])
 
     def _memory(self) -> int:
-        if self._setting.device.type != "cuda":
+        if self._context.device.type != "cuda":
             return _MEMORY
-        return int(_SHARE_OF_DEVICE * torch.cuda.mem_get_info(self._setting.device)[0])
+        return int(_SHARE_OF_DEVICE * torch.cuda.mem_get_info(self._context.device)[0])

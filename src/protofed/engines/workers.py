@@ -4,10 +4,8 @@ A message that several clients receive is written once, into memory that all pro
 same way. Forking takes some milliseconds and needs the data in place, so workers start after loading, not beside it.
 """
 
-import ctypes
 import multiprocessing
 import signal
-import sys
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -23,20 +21,18 @@ from protofed.clients import (
     FeatureStore,
     Job,
     Predict,
+    Prepared,
     Project,
     Result,
-    Setting,
-    Templates,
     Train,
     Trained,
     TrainedGroup,
     TrainGroup,
     feature_store,
 )
-from protofed.engines.slate import Slate
+from protofed.engines.shared_buffer import SharedBuffer
 from protofed.records import Bytes, Message
-
-_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux
+from protofed.system import die_with_parent
 
 
 class WorkersEngine:
@@ -46,12 +42,12 @@ class WorkersEngine:
     scattered = False
     trains_groups = True
 
-    def __init__(self, setting: Setting, templates: Templates, workers: int) -> None:
+    def __init__(self, prepared: Prepared, workers: int) -> None:
         self.workers = workers
-        self._setting = setting
-        self._templates = templates
-        self._board = Slate()
-        self._features = feature_store(setting)  # made here, so that the workers have it together
+        self._prepared = prepared
+        self._context = prepared.context
+        self._board = SharedBuffer()
+        self._features = feature_store(prepared.context)  # made here, so that the workers have it together
         self._crew = [self._hire() for _ in range(workers)]
 
     def perform(self, jobs: Sequence[tuple[Job, Message]]) -> Iterator[tuple[Job, Result]]:
@@ -93,17 +89,17 @@ class WorkersEngine:
         return self._crew[-1]
 
     def _hire(self) -> "_Worker":
-        return _Worker(self._setting, self._templates, self._features, self._board)
+        return _Worker(self._prepared, self._features, self._board)
 
     def _effort(self, job: Job) -> int:
         """How much work a job is, relative to others of its kind."""
         if isinstance(job, TrainGroup):
-            return sum(self._setting.sizes[client] for client in job.clients)
+            return sum(self._context.sizes[client] for client in job.clients)
         if isinstance(job, Train | Project):
-            return self._setting.sizes[job.client]
+            return self._context.sizes[job.client]
         if isinstance(job, Predict) or job.domain is not None:
-            return len(self._setting.dataset.domains[str(job.domain)].test)
-        return self._setting.sizes[str(job.client)]
+            return len(self._context.dataset.domains[str(job.domain)].test)
+        return self._context.sizes[str(job.client)]
 
 
 def _most_common(jobs: Sequence[tuple[Job, Message]]) -> Message | None:
@@ -116,14 +112,14 @@ def _most_common(jobs: Sequence[tuple[Job, Message]]) -> Message | None:
 class _Worker:
     """The parent's end of one process; it remembers which message the process has at hand, to send it only once."""
 
-    def __init__(self, setting: Setting, templates: Templates, features: FeatureStore | None, board: Slate) -> None:
-        context = multiprocessing.get_context("fork")
-        self.line, far_end = context.Pipe()
+    def __init__(self, prepared: Prepared, features: FeatureStore | None, board: SharedBuffer) -> None:
+        fork = multiprocessing.get_context("fork")
+        self.line, far_end = fork.Pipe()
         self.dead = False
         self._at_hand: Message | None = None
-        self._upload = Slate()
-        self._process: BaseProcess = context.Process(
-            target=_serve, args=(far_end, self.line, board, self._upload, setting, templates, features), daemon=True
+        self._upload = SharedBuffer()
+        self._process: BaseProcess = fork.Process(
+            target=_serve, args=(far_end, self.line, board, self._upload, prepared, features), daemon=True
         )
         self._process.start()
         far_end.close()
@@ -159,10 +155,9 @@ class _Worker:
 def _serve(
     line: Connection,
     parents_end: Connection,
-    board: Slate,
-    upload: Slate,
-    setting: Setting,
-    templates: Templates,
+    board: SharedBuffer,
+    upload: SharedBuffer,
+    prepared: Prepared,
     features: FeatureStore | None,
 ) -> None:
     """The life of a worker: perform what comes until the parent is gone."""
@@ -171,7 +166,7 @@ def _serve(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what ends
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
-    side = ClientSide(setting, templates, features)
+    side = ClientSide(prepared, features)
     at_hand: Message | None = None
     with suppress(EOFError, BrokenPipeError):
         while True:
@@ -184,9 +179,3 @@ def _serve(
                 upload.write(result.blob)
                 result = replace(result, blob=b"")
             line.send(result)
-
-
-def die_with_parent() -> None:
-    """Ask the kernel to kill this process with its parent, so that a killed run leaves nobody writing."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)

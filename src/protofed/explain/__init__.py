@@ -1,7 +1,7 @@
 """Why a model decided as it did, whether sites agree, and what its features look like; never trains."""
 
 from protofed.explain.embeddings import embed
-from protofed.explain.evaluating import evaluate
 from protofed.explain.explaining import explain
+from protofed.inference.evaluating import evaluate
 
 __all__ = ["embed", "evaluate", "explain"]

@@ -24,16 +24,15 @@ from scipy.spatial import cKDTree
 from scipy.spatial.distance import cdist
 from torch import Tensor
 
-from protofed.clients import write_atomically
 from protofed.data.images import Images
 from protofed.errors import UserError, unknown_name
-from protofed.experiments.reopening import GLOBAL, OpenRun, batches, snapshots_of
-from protofed.experiments.run import one_thread
 from protofed.explain.images import chosen_class
 from protofed.explain.plots import draw_embeddings, draw_hausdorff
 from protofed.models.net import Net
 from protofed.records import Features, Record
+from protofed.runs.opened import GLOBAL, OpenRun, batches, snapshots_of
 from protofed.seeding import stable_seed
+from protofed.system import one_thread, write_atomically
 
 INDEX = "embeddings.json"
 NEIGHBOURS = 10
@@ -140,7 +139,7 @@ def _moments(path: str | Path, rounds: Sequence[int] | None) -> list[int | None]
 def _test_images(opened: OpenRun, domains: Sequence[str] | None, label: str | None, samples: int) -> dict[str, Images]:
     """As many test images of each domain, evenly spaced."""
     wanted = None if label is None else chosen_class(opened, label)
-    known = opened.setting.dataset.domains
+    known = opened.context.dataset.domains
     names = list(domains) if domains else list(known)
     for name in names:
         if name not in known:
@@ -308,7 +307,7 @@ def manifold_distances(opened: OpenRun) -> dict[str, dict[str, dict[str, float |
 def _own_features(opened: OpenRun, client: str) -> tuple[FloatArray, NDArray[np.int64]]:
     """Of some of the client's training images, evenly spaced."""
     net, _ = opened.model_of(client)
-    held = opened.setting.samples(client)
+    held = opened.context.samples(client)
     count = min(_MOST_POINTS, len(held))
     chosen = torch.arange(count) * len(held) // count
     return features_of(opened, net, held.pixels(chosen)).double().numpy(), held.y[chosen].numpy()

@@ -19,13 +19,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from protofed.errors import UserError
-from protofed.experiments.reopening import OpenRun, batches
 from protofed.explain.maps import COARSE, Box, enlarged, peak_box, peak_of
 from protofed.method import At, Method
 from protofed.models.groups import part
 from protofed.models.net import Net
 from protofed.models.protopnet import prototypes_of
 from protofed.records import ClassTable
+from protofed.runs.opened import OpenRun, batches
 from protofed.verbs import cosine
 
 FloatArray = NDArray[np.float32]

@@ -29,11 +29,8 @@ from typing import Any
 
 import numpy as np
 
-from protofed.clients import write_atomically
 from protofed.engines.loop import LoopEngine
 from protofed.errors import UserError
-from protofed.experiments.reopening import GLOBAL, OpenRun
-from protofed.experiments.run import one_thread
 from protofed.explain.agreement import agreement
 from protofed.explain.evidence import Explanation, explain_with, source_patches
 from protofed.explain.faithfulness import FRACTIONS, faithfulness
@@ -43,8 +40,10 @@ from protofed.explain.page import page
 from protofed.explain.pictures import Column, colour, figure, matrix
 from protofed.explain.plots import draw_curves
 from protofed.explain.wording import ABOUT, findings, tables
-from protofed.federation import Federation, RunFolder, Watch
+from protofed.federation import Federation, RoundPolicy, RunFolder
+from protofed.runs.opened import GLOBAL, OpenRun
 from protofed.seeding import numpy_generator
+from protofed.system import one_thread, write_atomically
 
 INDEX = "explanations.json"
 
@@ -102,13 +101,13 @@ def explain(
 def project_now(run: str | Path) -> dict[str, Any]:
     """Let every client project its part prototypes onto its own training patches; accuracy before and after."""
     opened = OpenRun(run, with_data=True)
-    if "prototypes" not in opened.setting.model.stage_names:
+    if "prototypes" not in opened.context.model.stage_names:
         raise UserError(f"{opened.config['method']['name']} has no part prototypes to project; leave --project out")
     folder = RunFolder(opened.run.path)
     folder.lock()
     try:
-        engine = LoopEngine(opened.setting, opened.templates)
-        federation = Federation(opened.setting, opened.templates, engine, folder, Watch())
+        engine = LoopEngine(opened.prepared)
+        federation = Federation(opened.prepared, engine, folder, RoundPolicy())
         federation.resume()
         return federation.project()
     finally:

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from protofed.experiments.reopening import OpenRun
 from protofed.explain.evidence import Evidence, Explanation, has_parts, place_projected
 from protofed.explain.maps import Box, random_box
+from protofed.runs.opened import OpenRun
 
 FRACTIONS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Of the box's pixels."""

@@ -10,7 +10,7 @@ from protofed.data.files import is_image, read_images
 from protofed.data.images import to_channels
 from protofed.data.labels import class_number
 from protofed.errors import UserError, unknown_name
-from protofed.experiments.reopening import OpenRun
+from protofed.runs.opened import OpenRun
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ def from_files(opened: OpenRun, path: Path, count: int | None = None) -> Chosen:
     if not files:
         raise UserError(f"{path} holds no images (png, jpg, tif, bmp)")
     files = files[:count]
-    channels, height, width = opened.setting.dataset.image_shape
+    channels, height, width = opened.context.dataset.image_shape
     pixels, _ = read_images(files, (height, width))
     classes = opened.classes
     labels = tuple(classes.index(file.parent.name) if file.parent.name in classes else -1 for file in files)
@@ -42,10 +42,10 @@ def from_files(opened: OpenRun, path: Path, count: int | None = None) -> Chosen:
 
 def from_domain(opened: OpenRun, domain: str, count: int | None = None, label: str | None = None) -> Chosen:
     """Test images of a domain, of every class in turn, or of one class."""
-    if domain not in opened.setting.dataset.domains:
-        raise unknown_name("domain", domain, opened.setting.dataset.domains)
+    if domain not in opened.context.dataset.domains:
+        raise unknown_name("domain", domain, opened.context.dataset.domains)
     wanted = None if label is None else chosen_class(opened, label)
-    test = opened.setting.dataset.domains[domain].test
+    test = opened.context.dataset.domains[domain].test
     every = _in_turn(test.y, len(opened.classes)) if wanted is None else (test.y == wanted).nonzero()[:, 0].tolist()
     chosen = every[:count]
     if not chosen:

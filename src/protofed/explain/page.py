@@ -6,8 +6,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from protofed.experiments.figures import percent
 from protofed.explain.wording import ABOUT, tables
+from protofed.text import percent
 
 _STYLE = """
 :root { color-scheme: light }

@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-from protofed.experiments.published import Drawing
-from protofed.experiments.reproduction import Reproduction
-from protofed.experiments.results import Run
 from protofed.explain.embeddings import embed
 from protofed.explain.explaining import explain
+from protofed.runs.results import Run
+from protofed.studies.tables.preset import Drawing
+from protofed.studies.tables.reproduction import Reproduction
 
 
 def redraw(result: Reproduction, out: Path) -> list[Path]:

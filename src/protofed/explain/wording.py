@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from protofed.experiments.figures import percent
+from protofed.text import percent
 
 ABOUT = (
     "The red box is around the upper 5 % of the map, where the prototype that spoke most was found; the part in it is "

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from protofed.clients import Absent, Evaluate, Failed, Job, Predict, Predicted, Project, Projected, Score, Setting
+from protofed.clients import Absent, Evaluate, Failed, Job, Predict, Predicted, Project, Projected, RunContext, Score
 from protofed.federation.engine import Engine
 from protofed.method import Method
 from protofed.models import nothing
@@ -62,14 +62,14 @@ class _Case:
 class Evaluator:
     """Decides which model is scored on which test set, and lays the results out as the contract says."""
 
-    def __init__(self, setting: Setting, engine: Engine) -> None:
-        self._setting = setting
+    def __init__(self, context: RunContext, engine: Engine) -> None:
+        self._context = context
         self._engine = engine
         self._ever_trained: set[str] = set()
         # The default prediction looks at nothing but the network, so the same network gives the same score.
-        self._network_decides = type(setting.method).predict is Method.predict
+        self._network_decides = type(context.method).predict is Method.predict
         self._lasting: dict[_Case, Score] = {}
-        partition = setting.partition
+        partition = context.partition
         self._own_holdout = any(len(indices) for indices in partition.holdout.values())
         self._held_out = partition.held_out
         self._absences: list[dict[str, str]] = []
@@ -104,7 +104,7 @@ class Evaluator:
         """
         domains: dict[str, Score] | None = None
         # Where test images are dealt out, too, the only tests are the clients' own.
-        tested = any(len(domain.test) for domain in self._setting.dataset.domains.values())
+        tested = any(len(domain.test) for domain in self._context.dataset.domains.values())
         if members and tested:
             domains = self._ensemble_scores(round, members)
         elif global_model is not None and tested:
@@ -119,7 +119,7 @@ class Evaluator:
 
     def validate(self, round: int, broadcast_to: Callable[[str], Message]) -> float | None:
         """Accuracy of what clients would use now on what they keep from training; None where they keep nothing."""
-        if not self._setting.validation:
+        if not self._context.validation:
             return None
         scores = self._client_scores("personal", round, broadcast_to, validates=True).values()
         total = sum(score.total for score in scores)
@@ -127,10 +127,10 @@ class Evaluator:
 
     def project(self, round: int, broadcast_to: Callable[[str], Message]) -> dict[str, Any]:
         """Let every client project its part prototypes; the accuracy of each client's model before and after."""
-        domain = self._setting.partition.domain
+        domain = self._context.partition.domain
         jobs = [
             Project(round, client, None if self._own_holdout else domain[client])
-            for client in self._setting.partition.clients
+            for client in self._context.partition.clients
         ]
         done = self._perform([(job, broadcast_to(job.client)) for job in jobs], Projected)
         return {
@@ -141,10 +141,10 @@ class Evaluator:
     def _personal_view(
         self, round: int, domains: dict[str, Score] | None, broadcast_to: Callable[[str], Message]
     ) -> dict[str, Any] | None:
-        partition = self._setting.partition
+        partition = self._context.partition
         if not self._own_holdout and not all(partition.domain.values()):
             return None  # pooled data has no domain of its own
-        method = self._setting.method
+        method = self._context.method
         if domains is not None and method.kind == "global" and method.predicts_alike and not self._own_holdout:
             # Every client would use the server's model on its own domain, which has just been scored.
             return _client_view({client: domains[domain] for client, domain in partition.domain.items()})
@@ -152,7 +152,7 @@ class Evaluator:
 
     def _ensemble_scores(self, round: int, members: Sequence["Member"]) -> dict[str, Score]:
         """Per domain, the mean of the members' class probabilities."""
-        domains = self._setting.dataset.domains
+        domains = self._context.dataset.domains
         jobs = [(Predict(round, name, member.client), member.model) for name in domains for member in members]
         predicted = self._perform(jobs, Predicted)
         scores = {}
@@ -165,7 +165,7 @@ class Evaluator:
         return scores
 
     def _domain_scores(self, round: int, global_model: Message) -> dict[str, Score]:
-        jobs = [Evaluate("global", round, None, domain) for domain in self._setting.dataset.domains]
+        jobs = [Evaluate("global", round, None, domain) for domain in self._context.dataset.domains]
         scores = self._perform([(job, global_model) for job in jobs], Score)
         return {str(job.domain): scores.get(job, _NO_SAMPLES) for job in jobs}
 
@@ -173,7 +173,7 @@ class Evaluator:
         self, view: View, round: int, broadcast_to: Callable[[str], Message], validates: bool = False
     ) -> dict[str, Score]:
         """Every client's score; where several would use the same model on the same images, it is scored once."""
-        clients = self._setting.partition.clients
+        clients = self._context.partition.clients
         if self._uses_servers_model(view):
             messages = dict.fromkeys(clients, broadcast_to(clients[0]))
         else:
@@ -196,17 +196,17 @@ class Evaluator:
 
     def _uses_servers_model(self, view: View) -> bool:
         """Whether every client would use the server's model, whatever else its message says."""
-        return self._network_decides and view == "personal" and self._setting.method.kind == "global"
+        return self._network_decides and view == "personal" and self._context.method.kind == "global"
 
     def _case(self, view: View, client: str, message: Message, validates: bool) -> "_Case":
         own = validates or self._own_holdout
-        test = (client if own else self._setting.partition.domain[client], validates)
+        test = (client if own else self._context.partition.domain[client], validates)
         if not self._network_decides:
             return _Case(client, message, test, client)
         if self._uses_servers_model(view):
             return _Case(None, message, test)
-        model = client if client in self._ever_trained else self._setting.architecture_of(client)
-        loads = view == "personal" and self._setting.method.loads != nothing
+        model = client if client in self._ever_trained else self._context.architecture_of(client)
+        loads = view == "personal" and self._context.method.loads != nothing
         return _Case(model, message if loads else None, test)
 
     def _together(self, cases: Iterable["_Case"], validates: bool) -> list[list["_Case"]]:
@@ -217,7 +217,7 @@ class Evaluator:
         by_model: dict[Any, list[list[_Case]]] = {}
         room: dict[Any, int] = {}
         for case in cases:
-            size = self._setting.test_size(case.test[0], validates)
+            size = self._context.test_size(case.test[0], validates)
             if not size:
                 continue
             if room.get(case.network, 0) <= 0:
@@ -229,7 +229,7 @@ class Evaluator:
 
     def _job(self, view: View, round: int, clients: Sequence[str], validates: bool) -> Evaluate:
         own = validates or self._own_holdout
-        domain = None if own else self._setting.partition.domain[clients[0]]
+        domain = None if own else self._context.partition.domain[clients[0]]
         return Evaluate(view, round, clients[0], domain, validates, tuple(clients[1:]))
 
     def _perform(self, jobs: Sequence[tuple[J, Message]], kind: type[R]) -> dict[J, R]:

@@ -16,23 +16,24 @@ from protofed.clients import (
     Failed,
     GlobalModel,
     Job,
+    Prepared,
     Result,
-    Setting,
+    RunContext,
     Templates,
     Train,
     Trained,
     TrainedGroup,
     TrainGroup,
-    write_atomically,
 )
 from protofed.errors import BadMessage
 from protofed.federation.engine import Engine
 from protofed.federation.evaluation import Evaluator, Member
 from protofed.federation.folder import RunFolder
 from protofed.federation.ordering import in_order
-from protofed.guards import UNGUARDED, Ledger, SecureTally
+from protofed.guards import UNGUARDED, PrivacyLedger, SecureTally
 from protofed.records import Bytes, Message, Record, Sums, Tally, Weights, adds_up, decode, encode
 from protofed.seeding import generator
+from protofed.system import write_atomically
 
 log = logging.getLogger("protofed")
 
@@ -42,7 +43,7 @@ _SMALLEST_GROUP = 4
 
 
 @dataclass(frozen=True)
-class Watch:
+class RoundPolicy:
     """How a run is followed: who takes part, and how often it is scored."""
 
     participation: float = 1.0
@@ -62,7 +63,7 @@ class Watch:
         return max(1, math.ceil(self.participation * clients - 1e-9))
 
 
-class TooFew(RuntimeError):
+class TooFewClients(RuntimeError):
     """A round that cannot be closed, because too few clients have sent something that can be used."""
 
 
@@ -71,21 +72,17 @@ class Federation:
 
     def __init__(
         self,
-        setting: Setting,
-        templates: Templates,
+        prepared: Prepared,
         engine: Engine,
         folder: RunFolder,
-        watch: Watch,
+        policy: RoundPolicy,
     ) -> None:
-        self.setting = setting
         self.folder = folder
-        self.server = templates.server
-        self.evaluator = Evaluator(setting, engine)
-        self._templates = templates
+        self.server = prepared.templates.server
         self._engine = engine
-        self._watch = watch
+        self._policy = policy
         self._next = 0
-        self._ledger = Ledger(setting.guard, setting.method, setting.plan, setting.sizes, templates.upload)
+        self._enrol(prepared)
         self.notes: list[dict[str, str]] = []
         """What happened to clients since the last round, for the events of the next."""
 
@@ -107,7 +104,7 @@ class Federation:
         """Run the rounds that are still to be done; each yields its line of rounds.jsonl once it is committed."""
         if self._next == 0:
             self._snapshot()
-        while self._next < self.setting.plan.rounds:
+        while self._next < self.context.plan.rounds:
             record = self._round(self._next)
             self._next += 1
             self._snapshot()
@@ -115,26 +112,41 @@ class Federation:
 
     def broadcast(self, round: int, client: str | None) -> Record:
         """What a client is sent in a round; None: a newcomer."""
-        return self.setting.method.broadcast(self.server, self.setting.at(round, client))
+        return self.context.method.broadcast(self.server, self.context.at(round, client))
 
-    def admit(self, setting: Setting, templates: Templates) -> None:
+    @property
+    def context(self) -> RunContext:
+        """Of the clients that take part now."""
+        return self._prepared.context
+
+    @property
+    def _templates(self) -> Templates:
+        return self._prepared.templates
+
+    def _enrol(self, prepared: Prepared) -> None:
+        """Take on the clients of a run: whatever depends on who takes part is made anew here, and nowhere else."""
+        context, templates = prepared.context, prepared.templates
+        self._prepared = prepared
+        self.evaluator = Evaluator(context, self._engine)
+        self._ledger = PrivacyLedger(context.guard, context.method, context.plan, context.sizes, templates.upload)
+
+    def admit(self, prepared: Prepared) -> None:
         """Go on with more clients than before; a method whose state is made for certain clients cannot.
 
         Raises BadMessage where the server's state does not fit the new clients.
         """
-        self.server = decode(encode(self.server, "server").blob, templates.server, "server")
-        self.setting, self._templates = setting, templates
-        self.evaluator = Evaluator(setting, self._engine)
-        self.evaluator.trained(setting.partition.clients)
+        self.server = decode(encode(self.server, "server").blob, prepared.templates.server, "server")
+        self._enrol(prepared)
+        self.evaluator.trained(prepared.context.partition.clients)
 
     def project(self) -> dict[str, Any]:
         """Let clients project their part prototypes, each onto its own images; accuracy before and after."""
-        last = self.setting.plan.rounds
+        last = self.context.plan.rounds
         return self.evaluator.project(last - 1, _Post(self, last).message_to)
 
     def write_results(self, folder: Path) -> None:
         """The model, the prototypes and what a newcomer would receive, where the method has them."""
-        method = self.setting.method
+        method = self.context.method
         weights = method.global_weights(self.server)
         if weights is not None:
             write_atomically(folder / "model.safetensors", save(weights.tensors()))
@@ -144,7 +156,7 @@ class Federation:
         write_atomically(folder / "broadcast.safetensors", encode(self.broadcast(self._next, None), "server").blob)
 
     def _snapshot(self) -> None:
-        if self._next in self._watch.snapshots:
+        if self._next in self._policy.snapshots:
             self.folder.keep_snapshot(self._next, self.server, self.write_results)
 
     def _round(self, round: int) -> dict[str, Any]:
@@ -153,8 +165,8 @@ class Federation:
         with clock.part("train"):
             exchange = self._exchange(round, participants)
         with clock.part("aggregate"):
-            at = replace(self.setting.at(round, None), participants=tuple(exchange.tally.clients))
-            self.server = self.setting.method.aggregate(self.server, exchange.tally.total(), at)
+            at = replace(self.context.at(round, None), participants=tuple(exchange.tally.clients))
+            self.server = self.context.method.aggregate(self.server, exchange.tally.total(), at)
         with clock.part("evaluate"):
             accuracy, validation = self._accuracy(round, exchange.members)
         record = {
@@ -176,23 +188,23 @@ class Federation:
 
     def privacy(self, rounds: int) -> dict[str, Any] | None:
         """What all uploads of the first `rounds` rounds gave away, client by client; None without a guard."""
-        if self.setting.guard == UNGUARDED:
+        if self.context.guard == UNGUARDED:
             return None
         return self._ledger.total((each, self.participants(each)) for each in range(rounds))
 
     def _privacy(self, round: int) -> dict[str, Any]:
         """The entry of a round's line: what has been given away so far."""
-        if self.setting.guard == UNGUARDED:
+        if self.context.guard == UNGUARDED:
             return {}
         return {"privacy": self._ledger.after((each, self.participants(each)) for each in range(round + 1))}
 
     def participants(self, round: int) -> list[str]:
         """Who takes part in a round, in canonical order; the draw depends on seed and round only."""
-        clients = list(self.setting.partition.clients)
-        wanted = self._watch.participants_of(len(clients))
+        clients = list(self.context.partition.clients)
+        wanted = self._policy.participants_of(len(clients))
         if wanted == len(clients):
             return clients
-        order = torch.randperm(len(clients), generator=generator(self.setting.seed, "participants", round))
+        order = torch.randperm(len(clients), generator=generator(self.context.seed, "participants", round))
         return [clients[index] for index in sorted(order[:wanted].tolist())]
 
     def _exchange(self, round: int, participants: list[str]) -> "_Exchange":
@@ -200,7 +212,7 @@ class Federation:
         exchange = _Exchange(self._tally(participants))
         post = _Post(self, round)
         messages = {client: post.message_to(client) for client in participants}
-        if not self.setting.method.pools_data:
+        if not self.context.method.pools_data:
             for message in messages.values():
                 exchange.down += message.size
         groups = self._groups(participants)
@@ -212,13 +224,13 @@ class Federation:
                 exchange.left_out(client, failure)
             if isinstance(job, Train) and job.client in ends:
                 exchange.grouped_tally.end_group()
-        if len(exchange.tally.clients) < self._watch.min_clients:
+        if len(exchange.tally.clients) < self._policy.min_clients:
             for client in exchange.tally.clients:
                 self.folder.store.withdraw(client, round)
             first = exchange.failures[0]
             some = f"{len(exchange.failures)} of {len(participants)} clients"
             who = some if exchange.tally.clients else "every client"
-            raise TooFew(f"{who} failed in round {round + 1}; the first: {first.reason}\n{first.trace}")
+            raise TooFewClients(f"{who} failed in round {round + 1}; the first: {first.reason}\n{first.trace}")
         exchange.average_losses()
         self.evaluator.trained(participants)
         return exchange
@@ -229,14 +241,14 @@ class Federation:
         By their number alone: whoever adds, and wherever, then adds in the same order.
         """
         size = math.ceil(len(participants) / _GROUPS)
-        only_sums = not self.setting.guard.secure and self.setting.robust is None and adds_up(self._templates.upload)
+        only_sums = not self.context.guard.secure and self.context.robust is None and adds_up(self._templates.upload)
         if size < _SMALLEST_GROUP or not only_sums:
             return [participants]
         return [participants[start : start + size] for start in range(0, len(participants), size)]
 
     def _jobs(self, round: int, groups: list[list[str]], messages: dict[str, Message]) -> list[tuple[Job, Message]]:
         """A job for each group whose single uploads nobody looks at here, and one for each client of the others."""
-        looked_at = self._watch.keep_messages or self._makes_ensemble(round) or self.setting.guard.quantise is not None
+        looked_at = self._policy.keep_messages or self._makes_ensemble(round) or self.context.guard.quantise is not None
         apart = len(groups) == 1 or looked_at or not self._engine.trains_groups
         jobs: list[tuple[Job, Message]] = []
         for group in groups:
@@ -247,14 +259,14 @@ class Federation:
         return jobs
 
     def _makes_ensemble(self, round: int) -> bool:
-        return self._watch.ensemble and round + 1 == self.setting.plan.rounds
+        return self._policy.ensemble and round + 1 == self.context.plan.rounds
 
     def _tally(self, participants: list[str]) -> Tally | SecureTally:
         """What sums up the uploads of a round."""
-        guard = self.setting.guard
+        guard = self.context.guard
         if guard.secure:
-            return SecureTally(participants, self.setting.sizes, self._templates.upload, guard.secure_range)
-        return Tally(self.setting.robust)
+            return SecureTally(participants, self.context.sizes, self._templates.upload, guard.secure_range)
+        return Tally(self.context.robust)
 
     def _take_in(self, exchange: "_Exchange", job: Job, result: Result) -> dict[str, Failed]:
         """Fold in what a job gave; the clients whose uploads cannot be used, and why."""
@@ -275,48 +287,48 @@ class Federation:
             like = self._templates.upload
             exchange.grouped_tally.add_group(list(trained), decode(result.blob, Sums.like(like), "group"), like)
         for one in trained.values():
-            if not self.setting.method.pools_data:
+            if not self.context.method.pools_data:
                 exchange.up += one.size
             exchange.add_loss(one)
         return {client: one for client, one in each.items() if isinstance(one, Failed)}
 
     def _take_in_one(self, exchange: "_Exchange", job: Train, result: Trained) -> Failed | None:
         """Fold one upload in, or say why it cannot be used."""
-        if not self.setting.method.pools_data:
+        if not self.context.method.pools_data:
             exchange.up += result.size
-            if self._watch.keep_messages:
+            if self._policy.keep_messages:
                 self.folder.keep_message(job.round, job.client, result.blob)
         try:
-            upload = decode(result.blob, self._templates.upload, job.client, self.setting.guard.quantise)
+            upload = decode(result.blob, self._templates.upload, job.client, self.context.guard.quantise)
             exchange.tally.add(job.client, upload)
         except BadMessage as error:
             return Failed(str(error))
         exchange.add_loss(result)
         if self._makes_ensemble(job.round):
-            at = self.setting.at(job.round, job.client)
-            exchange.members[job.client] = self.setting.method.client_weights(self.server, upload, at)
+            at = self.context.at(job.round, job.client)
+            exchange.members[job.client] = self.context.method.client_weights(self.server, upload, at)
         return None
 
     def _accuracy(self, round: int, members: dict[str, Weights]) -> tuple[dict[str, Any] | None, float | None]:
         """Both views, and the accuracy on validation data; null in rounds that are not evaluated."""
-        last = round + 1 == self.setting.plan.rounds
-        if not last and (round + 1) % self._watch.evaluate_every:
+        last = round + 1 == self.context.plan.rounds
+        if not last and (round + 1) % self._policy.evaluate_every:
             return None, None
         # What clients would use now is what the next round would send them.
         post = _Post(self, round + 1)
         newcomer = self.broadcast(round + 1, None)
-        weights = self.setting.method.global_weights(self.server)
+        weights = self.context.method.global_weights(self.server)
         package = None if weights is None else encode(GlobalModel(weights, newcomer), "server")
         ensemble = [
             Member(client, share, encode(GlobalModel(members[client], newcomer), client))
             for client, share in self._ensemble_shares(round, list(members)).items()
         ]
-        accuracy = self.evaluator.evaluate(round, package, post.message_to, ensemble, self._watch.evaluate_local)
+        accuracy = self.evaluator.evaluate(round, package, post.message_to, ensemble, self._policy.evaluate_local)
         return accuracy, self.evaluator.validate(round, post.message_to)
 
     def _ensemble_shares(self, round: int, members: list[str]) -> dict[str, float]:
         """How much each member counts, as the method says; they sum to 1."""
-        weights = {client: self.setting.method.member_weight(self.setting.at(round, client)) for client in members}
+        weights = {client: self.context.method.member_weight(self.context.at(round, client)) for client in members}
         return {client: weight / sum(weights.values()) for client, weight in weights.items()}
 
 

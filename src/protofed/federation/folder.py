@@ -4,32 +4,21 @@ A round is committed by renaming `checkpoint/manifest.json` into place. The mani
 clients trained in it and how long `rounds.jsonl` was; whatever lies beyond is put right when the run is resumed.
 """
 
-import fcntl
 import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 
-from protofed.clients import ClientStore, plain_name, write_atomically
-from protofed.errors import BadMessage, InUse, UserError
-from protofed.federation.worker import LOCK, Worker
+from protofed.clients import ClientStore, plain_name
+from protofed.errors import BadMessage, UserError
+from protofed.federation.lock_holder import LOCK, LockHolder
 from protofed.records import Record, decode_file, encode
+from protofed.system import FileLock, write_atomically
 
 _BEFORE_IT_BEGINS = {LOCK, "clients", "checkpoint"}
 """All that a run leaves behind that was killed before it had written what it is."""
-
-_held_locks: set[IO[str]] = set()
-
-
-def _drop_locks_in_child() -> None:
-    """A forked worker must not keep its parent's lock alive after the parent was killed."""
-    while _held_locks:
-        _held_locks.pop().close()
-
-
-os.register_at_fork(after_in_child=_drop_locks_in_child)
 
 
 class Store(Protocol):
@@ -55,7 +44,7 @@ class RunFolder:
         self._manifest = self._checkpoint / "manifest.json"
         self._rounds = path / "rounds.jsonl"
         self._messages = path / "messages"
-        self._lock: IO[str] | None = None
+        self._lock = FileLock(path / LOCK)
 
     @property
     def clients(self) -> Path:
@@ -78,25 +67,12 @@ class RunFolder:
 
     def lock(self) -> None:
         """Refuse a second process on the same folder."""
-        # Not emptied before it is ours: it names the process that holds it.
-        handle = (self.path / LOCK).open("a")
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            handle.close()
-            raise InUse(f"another process is working in {self.path}; wait for it or give another --out") from None
-        handle.truncate(0)
-        Worker.here().sign(handle)
-        self._lock = handle
-        _held_locks.add(handle)
+        busy = f"another process is working in {self.path}; wait for it or give another --out"
+        self._lock.acquire(busy, note=LockHolder.here().note())
 
     def release(self) -> None:
         """Let other processes in."""
-        if self._lock is not None:
-            _held_locks.discard(self._lock)
-            self._lock.truncate(0)
-            self._lock.close()
-            self._lock = None
+        self._lock.release()
 
     def discard(self) -> None:
         """Remove a folder in which nothing has happened yet."""

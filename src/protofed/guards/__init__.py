@@ -1,21 +1,21 @@
 """What happens to an upload before it leaves: clipping, noise, sub-sampling, quantisation, and what that promises."""
 
-from protofed.guards.accounting import Ledger, Mechanism
+from protofed.guards.accounting import Mechanism, PrivacyLedger
 from protofed.guards.gradients import PrivateGradients
 from protofed.guards.guard import UNGUARDED, Guard, parse_guard
+from protofed.guards.privatise import guard_rows, privatise
 from protofed.guards.rules import refuse_impossible
-from protofed.guards.sealing import guard_rows, seal
 from protofed.guards.secure import SecureTally
 
 __all__ = [
     "UNGUARDED",
     "Guard",
-    "Ledger",
     "Mechanism",
+    "PrivacyLedger",
     "PrivateGradients",
     "SecureTally",
     "guard_rows",
     "parse_guard",
+    "privatise",
     "refuse_impossible",
-    "seal",
 ]

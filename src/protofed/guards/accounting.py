@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from protofed.errors import UserError
 from protofed.guards.gradients import sampling_rate, steps_in
 from protofed.guards.guard import Guard
-from protofed.guards.sealing import tables_in
+from protofed.guards.privatise import tables_in
 from protofed.method import Method, Plan
 from protofed.records import Record
 
@@ -42,7 +42,7 @@ class Mechanism:
 
 
 @dataclass(frozen=True)
-class Ledger:
+class PrivacyLedger:
     """What every client has spent; `sizes` are the samples each trains on, `upload` an example of what it sends."""
 
     guard: Guard

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from protofed.guards.guard import Guard
-from protofed.guards.source import Source, source_of
+from protofed.guards.random_source import RandomSource, source_of
 from protofed.method import At, Method, Plan, Step
 from protofed.models import torchs_own_kernels
 from protofed.models.net import Net
@@ -44,7 +44,7 @@ class PrivateGradients:
         self._rate = sampling_rate(at.plan, at.size)
         self._expected = self._rate * at.size
         self._noise_source = source_of(guard, at, "gradients")
-        self._lottery: Source = source_of(guard, at, "samples")
+        self._lottery: RandomSource = source_of(guard, at, "samples")
         self.steps = steps_in(at.plan, at.round, at.size)
         """Optimiser steps of this round."""
 

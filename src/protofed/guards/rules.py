@@ -7,7 +7,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from protofed.errors import UserError
 from protofed.guards.accounting import require_opacus
 from protofed.guards.guard import Guard
-from protofed.guards.sealing import known_before
+from protofed.guards.privatise import known_before
 from protofed.guards.secure import require_flower
 from protofed.method import Method
 from protofed.models import Split, describe

@@ -12,13 +12,12 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from protofed.clients import write_atomically
 from protofed.errors import UserError, unknown_name
-from protofed.experiments.run import one_thread
 from protofed.inference.classifier import Classifier
 from protofed.inference.predict import image_files, pixels_for
 from protofed.models import load_weights, tensors, torchs_own_kernels
 from protofed.seeding import generator
+from protofed.system import one_thread, write_atomically
 
 _TOLERANCE = 1e-4
 """Largest difference of a probability that another runtime's arithmetic may make."""

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import torch
 
-from protofed.clients import write_atomically
 from protofed.data.files import IMAGE_SUFFIXES, is_image, read_images
 from protofed.data.images import to_channels
 from protofed.errors import UserError
-from protofed.experiments.run import one_thread
 from protofed.inference.classifier import Classifier
+from protofed.system import one_thread, write_atomically
 
 
 def predict(classifier: Classifier, images: str | Path, out: str | Path) -> dict[str, int]:

@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from protofed.errors import UserError
-from protofed.limits import refuse_giants
 from protofed.models.groups import tensors
 from protofed.models.split import Split
+from protofed.system import check_array_size
 
 _KEYS_SHOWN = 5
 
@@ -120,7 +120,7 @@ def _weigh(path: Path) -> None:
     """Refuse an archive that would unpack to more than memory holds."""
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
-            refuse_giants(path, (sum(entry.file_size for entry in archive.infolist()),), what="tensors")
+            check_array_size(path, (sum(entry.file_size for entry in archive.infolist()),), what="tensors")
 
 
 def _is_plain(value: object) -> bool:

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from protofed.clients import write_atomically
 from protofed.report.page import render
 from protofed.report.reading import read
+from protofed.system import write_atomically
 
 __all__ = ["read", "render", "write_report"]
 

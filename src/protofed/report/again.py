@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from protofed.experiments.options import Options
 from protofed.report.reading import Findings
+from protofed.runs.options import Options
 
 _OUT = "again"
 

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from protofed.experiments.figures import percent
 from protofed.report.markup import Html, join, tag
+from protofed.text import percent
 
 
 def key(index: int) -> Html:

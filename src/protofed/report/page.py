@@ -7,13 +7,13 @@ from importlib.metadata import version
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-from protofed.experiments.figures import duration
 from protofed.report.charts import chart_data
 from protofed.report.elements import behind, key
 from protofed.report.markup import Html, join, tag
 from protofed.report.reading import Findings, Reading
 from protofed.report.sections import Section, about, pictures, results
 from protofed.report.wording import headline
+from protofed.text import duration
 
 
 class Live(NamedTuple):

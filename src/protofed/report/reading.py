@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from protofed.errors import UserError
-from protofed.experiments.comparison import VIEWS, Comparison, summarise
-from protofed.experiments.results import Run, mean_of_last
-from protofed.federation.worker import Worker
+from protofed.federation.lock_holder import LockHolder
+from protofed.runs.results import Run, mean_of_last
+from protofed.studies.comparison import VIEWS, Comparison, summarise
 
 Kind = Literal["run", "comparison", "reproduction"]
 
@@ -65,9 +65,9 @@ class Reading(Run):
         return any(record["accuracy"] is not None for record in self.rounds)
 
     @property
-    def worker(self) -> Worker | None:
+    def worker(self) -> LockHolder | None:
         """The process that is at it now."""
-        return Worker.of(self.path)
+        return LockHolder.of(self.path)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from protofed.experiments.figures import duration, percent, size
 from protofed.report.again import command, resume
 from protofed.report.curves import measures, series
 from protofed.report.elements import (
@@ -22,6 +21,7 @@ from protofed.report.galleries import Gallery, galleries
 from protofed.report.markup import Html, join, tag
 from protofed.report.reading import Findings, Group, Row, View
 from protofed.report.wording import view_title
+from protofed.text import duration, percent, size
 
 _MOST_CLIENTS = 60
 """Rows of the partition that are drawn."""

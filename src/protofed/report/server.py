@@ -10,7 +10,7 @@ from pathlib import Path
 from threading import Lock
 
 from protofed.errors import UserError
-from protofed.federation.worker import Worker
+from protofed.federation.lock_holder import LockHolder
 from protofed.report.page import Live, render
 from protofed.report.reading import read
 
@@ -37,9 +37,9 @@ class Watch:
                 self._page = (state, self._render())
             return self._page
 
-    def workers(self) -> set[Worker]:
+    def workers(self) -> set[LockHolder]:
         """Who is at work in the folder."""
-        found = (Worker.of(path.parent) for path in self._files() if path.name == ".lock")
+        found = (LockHolder.of(path.parent) for path in self._files() if path.name == ".lock")
         return {worker for worker in found if worker is not None}
 
     def stop(self) -> int:

@@ -1,7 +1,7 @@
 """The result in words."""
 
-from protofed.experiments.figures import duration, percent, size
 from protofed.report.reading import Findings, Group, View
+from protofed.text import duration, percent, size
 
 _CHANCE = 0.05
 

@@ -13,7 +13,7 @@ from protofed.data.images import Images, RawData
 from protofed.data.sources.arrays import damaged, domain, images
 from protofed.data.sources.source import Size
 from protofed.errors import UserError
-from protofed.limits import refuse_giants
+from protofed.system import check_array_size
 
 DIGITS = tuple("0123456789")
 _UNSIGNED_BYTES = 8
@@ -56,7 +56,7 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
                 raise ValueError("not an idx file of bytes")
             shape = struct.unpack(f">{dimensions}I", file.read(4 * dimensions))
             # What is packed may be far larger than the file: no more is unpacked than the header promises.
-            content = file.read(refuse_giants(found, shape) + 1)
+            content = file.read(check_array_size(found, shape) + 1)
         return np.frombuffer(content, dtype=np.uint8).reshape(shape)
     except (OSError, EOFError, ValueError, struct.error, zlib.error) as problem:
         raise damaged(found, problem) from None

@@ -9,7 +9,7 @@ from protofed.data.sources.arrays import damaged, domain, images
 from protofed.data.sources.idx import DIGITS
 from protofed.data.sources.source import Size
 from protofed.errors import UserError
-from protofed.limits import refuse_giants
+from protofed.system import check_array_size
 
 
 def read_svhn(folder: Path, _: Size) -> RawData:
@@ -25,7 +25,7 @@ def _part(path: Path) -> Images:
 
         for name, shape, _ in whosmat(path):
             if name in ("X", "y"):
-                refuse_giants(path, tuple(shape))
+                check_array_size(path, tuple(shape))
         content = loadmat(path, variable_names=["X", "y"])
         pixels, labels = np.asarray(content["X"]).transpose(3, 0, 1, 2), np.asarray(content["y"]).reshape(-1) % 10
     except UserError:

@@ -12,7 +12,7 @@ from protofed.data.sources.arrays import damaged, domain, from_unit, images
 from protofed.data.sources.idx import DIGITS
 from protofed.data.sources.source import Size
 from protofed.errors import UserError
-from protofed.limits import refuse_giants
+from protofed.system import check_array_size
 
 _SIDE = 16
 # The longest line has 256 pixels; packed text may unfold to any length.
@@ -62,8 +62,8 @@ def _h5(path: Path) -> tuple[Images, Images]:
     try:
         with h5py.File(path, "r") as file:
             for part in ("train", "test"):
-                refuse_giants(path, tuple(file[part]["data"].shape), 4)
-                refuse_giants(path, tuple(file[part]["target"].shape), 8)
+                check_array_size(path, tuple(file[part]["data"].shape), 4)
+                check_array_size(path, tuple(file[part]["target"].shape), 8)
                 pixels = np.asarray(file[part]["data"], dtype=np.float32).reshape(-1, _SIDE, _SIDE)
                 parts.append(images(from_unit(pixels), np.asarray(file[part]["target"]), f"{path}, {part}"))
     except (OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError) as problem:

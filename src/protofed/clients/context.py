@@ -1,0 +1,172 @@
+"""Everything that is settled before the first round, known to the server and to every client."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from protofed.clients.samples import ClientSamples
+from protofed.data import Augment, Dataset, Images, Partition
+from protofed.guards import UNGUARDED, Guard
+from protofed.method import At, Method, Plan
+from protofed.models import Split
+from protofed.models.stand_ins import Recipe
+from protofed.records import Robust
+from protofed.seeding import generator
+
+
+@dataclass(frozen=True)
+class FrozenPart:
+    """Stages of one architecture that no step trains and that do the same in training as in evaluation."""
+
+    stages: tuple[str, ...] = ()
+    recipes: Mapping[str, Recipe] = field(default_factory=dict)
+    """For the stand-ins of those with batch normalisation to be folded."""
+    prefix: tuple[str, ...] = ()
+    """The leading ones: what comes out of them is kept."""
+    shape: tuple[int, ...] = ()
+    """Of what comes out of the prefix for one image."""
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """Method, plan, model, data and who holds what."""
+
+    method: Method
+    plan: Plan
+    models: tuple[Split, ...]
+    """At their initial weights and on the CPU: whoever trains takes a copy. Clients have them in turn."""
+    dataset: Dataset
+    partition: Partition
+    clients_folder: Path
+    augment: Augment
+    balanced: bool
+    """Whether an epoch draws every class equally often."""
+    validation: float
+    """Part of every client's training data that is kept from training to validate on."""
+    seed: int
+    dtype: torch.dtype
+    device: torch.device
+    layout: str = "standard"
+    """How the kernels of a client's network lie in memory."""
+    autocast: bool = False
+    """Whether losses and predictions are computed in bfloat16 where that is safe; weights stay as they are."""
+    frozen: tuple[FrozenPart, ...] = ()
+    """For each architecture; empty: all stages are computed as if they were trained."""
+    guard: Guard = UNGUARDED
+    """What is done to an upload before it leaves a client."""
+    robust: Robust | None = None
+    """What takes the place of the mean over clients."""
+
+    @property
+    def model(self) -> Split:
+        """The architecture of the server, and of all clients where there is only one."""
+        return self.models[0]
+
+    def precision(self) -> AbstractContextManager[None]:
+        """What a loss or a prediction is computed in."""
+        return torch.autocast(self.device.type, torch.bfloat16) if self.autocast else nullcontext()
+
+    def architecture_of(self, client: str | None) -> int:
+        """Which of the models a client has."""
+        return 0 if client is None else self._position[client] % len(self.models)
+
+    @cached_property
+    def _position(self) -> dict[str, int]:
+        return {client: index for index, client in enumerate(self.partition.clients)}
+
+    @cached_property
+    def _labels(self) -> Tensor:
+        """Those of the pooled training set."""
+        return self.dataset.pooled_labels()
+
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        """Samples every client trains on, in canonical order."""
+        return {client: len(train) for client, (train, _) in self._dealt.items()}
+
+    def at(self, round: int, client: str | None) -> At:
+        """Where a hook of this federation stands; `held` are the client's class counts, or every class once."""
+        classes = len(self.dataset.classes)
+        return At(
+            plan=self.plan,
+            classes=classes,
+            dim=self.model.dim,
+            clients=self.sizes,
+            image_shape=self.dataset.image_shape,
+            seed=self.seed,
+            round=round,
+            client=client,
+            held=torch.ones(classes, device=self.device) if client is None else self._held[self._position[client]],
+        )
+
+    def train_images(self, client: str) -> Images:
+        """What the client trains on, as pixels."""
+        return self.dataset.take_train(self._dealt[client][0])
+
+    def samples(self, client: str) -> ClientSamples:
+        """The client's training samples, with those it validates on beside them."""
+        validation = self._dealt[client][1]
+        beside = self._clean(self.dataset.take_train(validation)) if len(validation) else None
+        return ClientSamples(
+            self.train_images(client),
+            self.dataset.normalise,
+            self.augment,
+            self.dtype,
+            self.device,
+            self.balanced,
+            beside,
+        )
+
+    def test_samples(
+        self, domain: str | None, client: str | None, validates: bool = False, alike: Sequence[str] = ()
+    ) -> ClientSamples:
+        """A domain's test set, the client's own hold-out, or what it keeps of its training data to validate on.
+
+        Those of `alike`, further clients, follow the client's own.
+        """
+        if domain is not None:
+            return self._clean(self.dataset.domains[domain].test)
+        own = [self._own_test(name, validates) for name in (str(client), *alike)]
+        return self._clean(self.dataset.take_train(torch.cat(own)))
+
+    def test_size(self, client: str, validates: bool = False) -> int:
+        """How many samples a client tests on, or validates on."""
+        return len(self._own_test(client, validates))
+
+    def _own_test(self, client: str, validates: bool) -> Tensor:
+        return self._dealt[client][1] if validates else torch.from_numpy(self.partition.holdout[client])
+
+    def sample_counts(self, client: str) -> dict[Literal["train", "validation", "holdout"], int]:
+        """How many samples a client trains on, validates on and is tested on."""
+        train, validation = self._dealt[client]
+        return {"train": len(train), "validation": len(validation), "holdout": len(self.partition.holdout[client])}
+
+    def _clean(self, images: Images) -> ClientSamples:
+        return ClientSamples(images, self.dataset.normalise, Augment(), self.dtype, self.device)
+
+    @cached_property
+    def _dealt(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """What every client trains on and what it validates on, as indices into the pool; settled once."""
+        return {client: self._train_and_validation(client) for client in self.partition.clients}
+
+    def _train_and_validation(self, client: str) -> tuple[Tensor, Tensor]:
+        """At least one sample stays to train on."""
+        indices = torch.from_numpy(self.partition.train[client])
+        kept = min(round(self.validation * len(indices)), len(indices) - 1)
+        if kept == 0:
+            return indices, indices[:0]
+        order = torch.randperm(len(indices), generator=generator(self.seed, "validation", client))
+        return indices[order[kept:].sort().values], indices[order[:kept].sort().values]
+
+    @cached_property
+    def _held(self) -> Tensor:
+        """Samples of each class every client trains on, [clients, C]."""
+        labels, classes = self._labels, len(self.dataset.classes)
+        counts = [torch.bincount(labels[train], minlength=classes) for train, _ in self._dealt.values()]
+        return torch.stack(counts).to(self.device, self.dtype)

@@ -1,0 +1,172 @@
+"""What a step of training costs here: a client of the run takes a few steps, and nothing of it is kept."""
+
+import math
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from protofed.clients.client import ClientSide, ReadyClient
+from protofed.clients.jobs import Train
+from protofed.clients.optimizers import make_optimizers
+from protofed.clients.prepared import Prepared
+from protofed.clients.training import Precision, set_modes, train, training_batches
+from protofed.clients.vectorised import stackable, train_stacked
+from protofed.guards import PrivateGradients
+from protofed.method import Method
+from protofed.models.net import Net
+from protofed.records import encode
+
+_STEPS = 4
+_STACKED_CLIENTS = 8
+_LONG_STEP = 0.2
+"""Seconds of a step that is estimated and not measured."""
+_STEP_IN_FORWARD_PASSES = 3
+"""A step of training is a forward pass, and twice as much on the way back."""
+_PIXELS = 32 * 32 * 32
+_WEIGHT_COPIES = 6
+"""Of the weights while a client trains among others: as the round began, trained, gradients, moments, temporaries."""
+
+
+@dataclass(frozen=True)
+class SampleCost:
+    """Of training on one sample: processor time, and bytes that the forward pass keeps for the backward pass."""
+
+    seconds: float
+    saved_bytes: float
+
+
+class Trial:
+    """Measures the training of the run's first clients, from its first broadcast; nothing is written."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        self._context = prepared.context
+        # Without kept features, which are filled client by client: a trial must not do the work of the run.
+        self._side = ClientSide(prepared.with_context(frozen=()))
+        self._message = encode(prepared.templates.down, "server")
+
+    @property
+    def steps_each(self) -> float:
+        """Batches of a client in a round, on average."""
+        plan, sizes = self._context.plan, self._context.sizes.values()
+        epochs = sum(plan.epochs) / plan.rounds
+        if plan.unit == "steps":
+            return epochs
+        return epochs * sum(math.ceil(size / plan.batch) for size in sizes) / len(sizes)
+
+    def step_seconds(self) -> float:
+        """Of a batch, where clients train one after the other."""
+        (ready,) = self._first_clients(1, _STEPS)
+        guess = self._guess(ready)
+        if guess > _LONG_STEP:
+            return guess  # what decides is far away, and whole batches would take long
+        self._train(_shortened(ready, 1))
+        return _seconds(lambda: self._train(ready)) / _STEPS
+
+    def stacked_step_seconds(self) -> float:
+        """Of a batch of one client, where clients step together."""
+        clients = self._first_clients(_STACKED_CLIENTS, _STEPS)
+        self._train_stacked([_shortened(ready, 1) for ready in clients])
+        return _seconds(lambda: self._train_stacked(clients)) / (_STEPS * len(clients))
+
+    def check_stacked(self) -> None:
+        """One step of two clients together; raises whatever goes wrong."""
+        self._train_stacked(self._first_clients(2, 1))
+
+    def sample_cost(self) -> SampleCost:
+        """From one batch, of fewer images where they are large."""
+        (ready,) = self._first_clients(1, 1)
+        batch = trial_batch(self._context.dataset.image_shape, self._context.plan.batch)
+        ready = replace(ready, at=replace(ready.at, plan=replace(ready.at.plan, batch=batch)))
+        samples = max(1, min(batch, len(ready.samples)))
+        # The first time counts what is kept and warms up; the second is timed, in CPU time, which other work hardly
+        # moves. Gradients of single samples, which a guard may take, cannot be counted.
+        saved = SavedBytes()
+        with saved.counting():
+            self._train(ready)
+        start = time.process_time()
+        self._train(ready, private=self._context.guard.trains_privately)
+        return SampleCost((time.process_time() - start) / samples, saved.total / samples)
+
+    def _guess(self, ready: ReadyClient) -> float:
+        """About the seconds of a batch, from a forward pass of two images; the first pass warms everything up."""
+        net = self._side.net_of(ready.job.client)
+        x, _ = next(ready.samples.batches(2))
+        with torch.no_grad(), net.eval():
+            forward = min(_seconds(lambda: net.features(x)) for _ in range(3))
+        return forward / len(x) * min(self._context.plan.batch, len(ready.samples)) * _STEP_IN_FORWARD_PASSES
+
+    def _first_clients(self, count: int, steps: int) -> list[ReadyClient]:
+        """Ready for a few steps only."""
+        clients = list(self._context.partition.clients)[:count]
+        return [_shortened(self._side.prepare(Train(0, client), self._message), steps) for client in clients]
+
+    def _train(self, ready: ReadyClient, private: bool = False) -> None:
+        context, net = self._context, self._side.net_of(ready.job.client)
+        optimizers = make_optimizers(context.method, net, context.plan, ready.at.lr)
+        gradients = PrivateGradients(context.guard, ready.at) if private else None
+        train(context.method, net, ready.samples, ready.at, optimizers, context.precision, gradients)
+
+    def _train_stacked(self, clients: list[ReadyClient]) -> None:
+        for group in stackable(clients):
+            net = self._side.net_of(group[0].job.client)
+            for _ in train_stacked(self._context.method, net, group, self._context.precision):
+                pass
+
+
+def trial_batch(shape: tuple[int, int, int], batch: int) -> int:
+    """Images of a batch that is tried: 32 of 32x32, fewer of larger ones."""
+    return max(2, min(batch, _PIXELS // (shape[1] * shape[2])))
+
+
+def training_bytes(method: Method, net: Net, ready: ReadyClient, precision: Precision) -> int:
+    """About what a client takes while it trains among others: weights, samples, and what a step keeps in between."""
+    weights = sum(tensor.nbytes for tensor in ready.at.start.tensors().values())
+    batch = next(training_batches(method, ready.samples, ready.at), None)
+    if batch is None:
+        return _WEIGHT_COPIES * weights
+    set_modes(method, net)
+    at = replace(ready.at, draw=batch.draw)
+    saved = SavedBytes()
+    with torch.random.fork_rng(devices=[]), saved.counting(), precision():
+        for step in method.steps:
+            getattr(method, step.loss)(net, batch.x, batch.y, at)
+    samples = len(ready.samples) * batch.x[0].nbytes
+    return _WEIGHT_COPIES * weights + samples + 2 * saved.total  # as much again on the way back
+
+
+class SavedBytes:
+    """Counts what a forward pass keeps for the backward pass, each storage once."""
+
+    def __init__(self) -> None:
+        self._storages: dict[int, int] = {}
+
+    def counting(self) -> AbstractContextManager[None]:
+        """Inside: what autograd keeps is counted."""
+        hooks: AbstractContextManager[None] = torch.autograd.graph.saved_tensors_hooks(self._note, lambda kept: kept)
+        return hooks
+
+    def _note(self, tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        self._storages[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    @property
+    def total(self) -> int:
+        """So far."""
+        return sum(self._storages.values())
+
+
+def _shortened(ready: ReadyClient, steps: int) -> ReadyClient:
+    """The same client with that many batches to train on."""
+    plan = ready.at.plan
+    return replace(ready, at=replace(ready.at, plan=replace(plan, unit="steps", epochs=(steps,) * plan.rounds)))
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start

@@ -1,0 +1,121 @@
+"""A run's models on data they have never seen, such as an external site's.
+
+`evaluation.json`: `run`, `data`, `part`, `images`, `classes`, and `models`: for each client, and for `global` where
+there is such a model, `accuracy`, `balanced_accuracy` (mean recall of the classes there are), `auc` (of two classes the
+area under the ROC curve; of more its mean over classes against the rest; null where a class is missing), `confusion`
+(rows: truth, columns: prediction), and `domains`: the accuracy on each.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from protofed.data import load
+from protofed.data.images import Images
+from protofed.errors import UserError
+from protofed.runs.opened import GLOBAL, OpenRun, batches
+from protofed.system import one_thread, write_atomically
+
+
+def evaluate(
+    run: str | Path,
+    data: str,
+    *,
+    data_root: str | None = None,
+    domains: str | None = None,
+    labels: str | None = None,
+    part: str = "test",
+    clients: Sequence[str] | None = None,
+    out: str | Path | None = None,
+) -> dict[str, Any]:
+    """Score the models of a run on a data set with the same classes; `labels` regroups its classes as in a run.
+
+    `clients` are scored with their models as their training left them (all unless named), `global` is the server's.
+    """
+    if part not in ("test", "train", "all"):
+        raise UserError(f"part={part} is not valid; it is test, train or all")
+    with one_thread():
+        opened = OpenRun(run)
+        channels, height, width = opened.context.dataset.image_shape
+        dataset = load(
+            data, data_root=data_root, domains=domains, labels=labels, image_size=(height, width), channels=channels
+        )
+        numbers = _numbers(dataset.classes, opened, data)
+        sets = {name: _images(domain.train, domain.test, part, numbers) for name, domain in dataset.domains.items()}
+        names = list(clients) if clients else [*opened.clients, *([GLOBAL] if opened.has_global else [])]
+        content = {
+            "run": str(opened.run.path),
+            "data": dataset.name,
+            "part": part,
+            "images": sum(len(images) for images in sets.values()),
+            "classes": opened.classes,
+            "models": {name: _scores(opened, name, sets) for name in names},
+        }
+    if out is not None:
+        write_atomically(Path(out), json.dumps(content, indent=2, allow_nan=False).encode() + b"\n")
+    return content
+
+
+def _numbers(classes: Sequence[str], opened: OpenRun, data: str) -> Tensor:
+    """The run's number of each class of the data, which need not have all of them."""
+    known = {name: k for k, name in enumerate(opened.classes)}
+    if not known.keys() >= set(classes):
+        labels = opened.config["options"].get("labels") or "0=healthy,1-4=diseased"
+        raise UserError(
+            f"{data} has the classes {', '.join(classes)}, the run {', '.join(known)}; regroup them with --labels, for "
+            f'example --labels "{labels}"'
+        )
+    return torch.tensor([known[name] for name in classes])
+
+
+def _images(train: Images, test: Images, part: str, numbers: Tensor) -> Images:
+    chosen = {"train": [train], "test": [test], "all": [train, test]}[part]
+    return Images(torch.cat([images.x for images in chosen]), numbers[torch.cat([images.y for images in chosen])])
+
+
+def _scores(opened: OpenRun, client: str, sets: dict[str, Images]) -> dict[str, Any]:
+    net, at = opened.model_of(client)
+    probabilities, truth, accuracies = [], [], {}
+    for name, images in sets.items():
+        with torch.no_grad(), net.eval():
+            found = torch.cat([opened.method.predict(net, opened.normalised(x), at) for x in batches(images.x)])
+        accuracies[name] = float((found.argmax(1) == images.y).double().mean())
+        probabilities.append(found.double().numpy())
+        truth.append(images.y.numpy())
+    return {**metrics(np.concatenate(probabilities), np.concatenate(truth)), "domains": accuracies}
+
+
+def metrics(probabilities: NDArray[np.float64], y: NDArray[np.int64]) -> dict[str, Any]:
+    """Accuracy, balanced accuracy, area under the curve and confusion matrix from probabilities [n, C]."""
+    classes = probabilities.shape[1]
+    confusion = np.zeros((classes, classes), dtype=np.int64)
+    np.add.at(confusion, (y, probabilities.argmax(1)), 1)
+    count = confusion.sum(1)
+    recall = np.diag(confusion)[count > 0] / count[count > 0]
+    return {
+        "accuracy": float(np.diag(confusion).sum() / len(y)),
+        "balanced_accuracy": float(recall.mean()),
+        "auc": _auc(probabilities, y),
+        "confusion": confusion.tolist(),
+    }
+
+
+def _auc(probabilities: NDArray[np.float64], y: NDArray[np.int64]) -> float | None:
+    """Area under the ROC curve, by ranks (ties count half)."""
+    from scipy.stats import rankdata
+
+    classes = probabilities.shape[1]
+    if len(np.unique(y)) < classes:
+        return None
+    areas = []
+    for k in range(classes) if classes > 2 else [1]:
+        own = y == k
+        ranks = rankdata(probabilities[:, k])
+        areas.append((ranks[own].sum() - own.sum() * (own.sum() + 1) / 2) / (own.sum() * (~own).sum()))
+    return float(np.mean(areas))

@@ -1,0 +1,209 @@
+"""A newcomer: trained against what a finished federation would send it, until it is as good as the others."""
+
+import json
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save
+
+from protofed.clients import ClientSide, Evaluate, RunContext, Train, Trained, prepare
+from protofed.errors import BadMessage, UserError
+from protofed.method import Method
+from protofed.models import Split, nothing
+from protofed.models.net import Net
+from protofed.records import Bytes, Message, decode
+from protofed.runs.assembly import Assembly, assemble
+from protofed.runs.options import Options, make_options
+from protofed.runs.results import Run
+from protofed.system import one_thread, write_atomically
+
+DEFAULT_ROUNDS = 20
+_KEPT_DATA_SETTINGS = ("augment", "normalise", "validation")
+
+
+@dataclass(frozen=True)
+class Step:
+    """The newcomer after one round."""
+
+    round: int
+    accuracy: float
+    up: int
+    down: int
+    """Bytes of this round."""
+
+
+@dataclass(frozen=True)
+class Joined:
+    """How a newcomer did."""
+
+    client: str
+    start: str
+    """What it began with."""
+    target: float
+    """Accuracy of those who took part."""
+    steps: tuple[Step, ...]
+
+    @property
+    def reached(self) -> int | None:
+        """The first round after which it was as good as the others."""
+        return next((step.round for step in self.steps if step.accuracy >= self.target), None)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For machines."""
+        until = [step for step in self.steps if self.reached is None or step.round <= self.reached]
+        return {
+            "client": self.client,
+            "start": self.start,
+            "target": self.target,
+            "reached": self.reached,
+            "bytes": {"up": sum(step.up for step in until), "down": sum(step.down for step in until)},
+            "rounds": [asdict(step) for step in self.steps],
+        }
+
+
+def join(
+    run: str | Path,
+    data: str,
+    *,
+    out: str | Path,
+    rounds: int = DEFAULT_ROUNDS,
+    model: str | None = None,
+    weights: str | None = None,
+    tell: Callable[[Step], None] | None = None,
+    **own: Any,
+) -> Joined:
+    """Train one more client, with its own images, against the broadcast of a complete run; stops when it is as good.
+
+    It begins with the global model where there is one; with `weights`, a backbone and a fresh head; with `model`, an
+    architecture of its own, where nothing but prototypes is exchanged. `own` are options that say how data is read.
+    """
+    host, folder = Run(run), Path(out)
+    if folder.exists():
+        raise UserError(f"{folder} exists already; give another --out")
+    target = _others(host)
+    with one_thread():
+        options = _options(host, data, rounds, model, weights, own)
+        assembly = assemble(options, folder / "clients")
+        _refuse_strangers(host, assembly)
+        context, message, start = _prepared(host, assembly, fresh=weights is not None or model is not None)
+        (folder / "clients").mkdir(parents=True)
+        return _train(context, message, start, target, folder, tell)
+
+
+def _others(host: Run) -> float:
+    """The average accuracy of those who took part."""
+    accuracy = host.summary["accuracy_final"]
+    view = accuracy["personal"] or accuracy["global"]
+    return float(view["average"])
+
+
+def _options(host: Run, data: str, rounds: int, model: str | None, weights: str | None, own: dict[str, Any]) -> Options:
+    """The options of the run, on other data."""
+    stored, config = host.options, host.config
+    channels, height, width = config["data"]["image_shape"]
+    if height != width:
+        raise UserError(f"the run has images of {height}x{width}; a newcomer needs square ones")
+    settings = {
+        key: value
+        for key, value in stored["set"].items()
+        if not key.startswith("data.") or key.removeprefix("data.") in _KEPT_DATA_SETTINGS
+    }
+    models = stored["model"].split(",")
+    chosen = {
+        **stored,
+        "data": data,
+        "data_root": None,
+        "domains": None,
+        "labels": None,
+        "clients": None,
+        "fraction": None,
+        "samples_per_client": None,
+        "participation": 1.0,
+        "plan": None,
+        "rounds": rounds,
+        "ensemble": False,
+        "engine": "loop",
+        "protocol": "one-per-domain",
+        "image_size": height,
+        # Beside an architecture of its own stands the others', so that features get the length they agreed on.
+        "model": models[0] if model in (None, models[0]) else f"{model},{models[0]}",
+        "weights": weights,
+        "set": {**settings, "data.channels": str(channels)},
+        **{name: value for name, value in own.items() if value is not None},
+    }
+    return make_options(chosen)
+
+
+def _refuse_strangers(host: Run, assembly: Assembly) -> None:
+    """Whoever joins has the classes of the others, and is one client."""
+    classes, context = tuple(host.config["data"]["classes"]), assembly.context
+    if context.dataset.classes != classes:
+        raise UserError(
+            f"the newcomer has the classes {', '.join(context.dataset.classes)}, the run has {', '.join(classes)}; "
+            "regroup them with --labels"
+        )
+    if len(context.partition.clients) != 1:
+        names = ", ".join(context.dataset.domains)
+        raise UserError(f"the data holds the domains {names}; a newcomer has one: pick it with --domains")
+    if context.model.dim != host.config["model"]["dim"]:
+        raise UserError(
+            f"features of the newcomer's model have length {context.model.dim}, the prototypes of the run "
+            f"{host.config['model']['dim']}; choose a model whose features are as long, or one of the run's"
+        )
+
+
+def _prepared(host: Run, assembly: Assembly, fresh: bool) -> tuple[RunContext, Message, str]:
+    """The newcomer's setting, in which nothing replaces its own model any more, and what it is sent every round."""
+    context, blob = assembly.context, (host.path / "broadcast.safetensors").read_bytes()
+    try:
+        down: Any = decode(blob, assembly.templates.down, "broadcast")
+    except BadMessage as problem:
+        raise UserError(f"nobody can join this run: its broadcast does not fit a newcomer ({problem})") from None
+    method = context.method
+    model, start = context.models[0], "a fresh model" if assembly.weights is None else "the weights given"
+    if not fresh and method.loads != nothing:
+        model, start = _with_global_weights(model, method, down), "the global model"
+    # It has an architecture of its own only while nobody averages; the others' was there for its length of features.
+    alone = replace(context, models=(model,), method=_keeping_its_own(method))
+    return alone, Message(blob, Bytes(other=len(blob))), start
+
+
+def _with_global_weights(model: Split, method: Method, down: Any) -> Split:
+    net = Net(deepcopy(model))
+    net.load(down.weights, method.loads)
+    return net.model
+
+
+def _keeping_its_own(method: Method) -> Method:
+    """The method of a client that goes on from its own model, whatever is broadcast."""
+    kept: type[Method] = type("Newcomer", (type(method),), {"loads": nothing, "__doc__": type(method).__doc__})
+    return kept(**asdict(method))
+
+
+def _train(
+    context: RunContext, message: Message, start: str, target: float, folder: Path, tell: Callable[[Step], None] | None
+) -> Joined:
+    (client,) = context.partition.clients
+    context = replace(context, clients_folder=folder / "clients")
+    side = ClientSide(prepare(context))
+    steps: list[Step] = []
+    for round in range(context.plan.rounds):
+        trained = side.perform(Train(round, client), message)
+        if not isinstance(trained, Trained):
+            raise RuntimeError(f"the newcomer cannot train: {trained}")
+        job = Evaluate("personal", round, client, context.partition.domain[client])
+        weights, predicted, right = side.examine(job, message)
+        (folder / "clients" / f"{client}.round-{round}").replace(folder / "clients" / f"{client}.safetensors")
+        accuracy = int((predicted == right).sum()) / max(len(right), 1)
+        steps.append(Step(round + 1, accuracy, trained.size.total, message.size.total))
+        write_atomically(folder / "model.safetensors", save(weights.tensors()))
+        if tell is not None:
+            tell(steps[-1])
+        if accuracy >= target:
+            break
+    joined = Joined(client, start, target, tuple(steps))
+    write_atomically(folder / "join.json", json.dumps(joined.as_dict(), indent=2).encode() + b"\n")
+    return joined

@@ -1,0 +1,437 @@
+"""Options become a federation that is ready to run; mistakes of the user show here, before anything is written."""
+
+import platform
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from pydantic import Field, TypeAdapter, ValidationError
+
+from protofed.clients import ClientSide, Prepared, RunContext, Templates, choose_frozen, prepare
+from protofed.data import Augment, Dataset, Domain, Images, Normalise, Partition, deals_by_label, load, make_partition
+from protofed.data.catalog import data_options
+from protofed.engines import EngineChoice, choose_engine
+from protofed.errors import UserError, unknown_name
+from protofed.federation import RoundPolicy
+from protofed.guards import parse_guard
+from protofed.guards import refuse_impossible as refuse_guard
+from protofed.method import At, Method
+from protofed.models import (
+    Split,
+    WeightsReport,
+    build_model,
+    choose_layout,
+    describe,
+    load_weights,
+    nothing,
+    to_common_length,
+)
+from protofed.records import Each, parse_robust, parts_of
+from protofed.registry import find_method, in_words, load_plugin, make_method, preset_settings
+from protofed.runs.options import Options, make_options
+from protofed.seeding import stable_seed
+
+_DATA_SETTINGS: dict[str, Any] = {
+    "augment": str,
+    "normalise": str,
+    "channels": int,
+    "ensure_all_classes": bool,
+    "holdout": float,
+    "merge_test": bool,
+    "min_size": int,
+    "validation": Annotated[float, Field(ge=0, lt=1)],
+}
+
+_FEWEST_TOGETHER = 3
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """A federation that could start now, and what there is to say about it."""
+
+    options: Options
+    prepared: Prepared
+    engine: EngineChoice
+    warnings: tuple[str, ...]
+    weights: WeightsReport | None
+    frozen: dict[str, object]
+    """What is done about frozen stages, and why."""
+
+    @property
+    def context(self) -> RunContext:
+        """What is settled before the first round."""
+        return self.prepared.context
+
+    @property
+    def templates(self) -> Templates:
+        """The structure of the run's records."""
+        return self.prepared.templates
+
+    def description(self) -> dict[str, Any]:
+        """Everything resolved, as run.json has it; but for the engine nothing in it depends on when or where."""
+        context, options = self.context, self.options
+        dataset, partition = context.dataset, context.partition
+        return {
+            "options": options.model_dump(),
+            "method": {"name": options.method, "kind": context.method.kind, "knobs": asdict(context.method)},
+            "data": {
+                "name": dataset.name,
+                "source": dataset.source,
+                "licence": dataset.licence,
+                "classes": list(dataset.classes),
+                "image_shape": list(dataset.image_shape),
+                "normalise": asdict(dataset.normalise),
+                "augment": str(context.augment),
+                "domains": {
+                    name: {"train": len(domain.train), "test": len(domain.test)}
+                    for name, domain in dataset.domains.items()
+                },
+            },
+            "partition": {
+                "protocol": partition.protocol,
+                "hash": partition.hash,
+                "held_out": list(partition.held_out),
+                "clients": {
+                    client: {
+                        "domain": partition.domain[client],
+                        "train": len(partition.train[client]),
+                        "holdout": len(partition.holdout[client]),
+                        "per_class": counts.tolist(),
+                    }
+                    for client, counts in zip(
+                        partition.clients, partition.counts(dataset.pooled_labels(), len(dataset.classes)), strict=True
+                    )
+                },
+            },
+            "model": {
+                "name": options.model,
+                "options": options.settings_for("model"),
+                "parameters": [sum(param.numel() for param in model.parameters()) for model in context.models],
+                "dim": context.model.dim,
+                "weights": None if self.weights is None else self.weights.summary(),
+            },
+            "plan": asdict(context.plan),
+            "guard": context.guard.model_dump(),
+            "robust": options.robust,
+            "seed": options.seed,
+            "engine": {**asdict(self.engine), "layout": context.layout, "frozen": self.frozen},
+            "warnings": list(self.warnings),
+            "versions": {
+                "protofed": version("protofed"),
+                "python": platform.python_version(),
+                "torch": torch.__version__,
+                "numpy": np.__version__,
+            },
+        }
+
+
+@dataclass(frozen=True)
+class ClientSideRecipe:
+    """What a process that shares nothing with this one needs to play the clients of a run."""
+
+    options: str
+    """As JSON, so that it can be hashed."""
+    clients_folder: Path
+
+    @classmethod
+    def of(cls, assembly: Assembly) -> "ClientSideRecipe":
+        """The recipe of a run that is assembled here."""
+        return cls(assembly.options.model_dump_json(), assembly.context.clients_folder.absolute())
+
+    def __call__(self) -> ClientSide:
+        """Assemble the run once more; nothing in it depends on where that happens."""
+        assembly = assemble(Options.model_validate_json(self.options), self.clients_folder)
+        return ClientSide(assembly.prepared)
+
+
+def assemble(options: Options, clients_folder: Path, dataset: Dataset | None = None) -> Assembly:
+    """Load, deal out, build and rehearse. Where the images are elsewhere, `dataset` stands in for them."""
+    method = _method(options)
+    device = _device(options.device)
+    dealt = dealing_of_preset(type(method), options.preset, options.protocol)
+    data_settings, own_settings = _data_settings({**dealt, **options.settings_for("data")}, options.data)
+    merges_tests = data_settings.pop("merge_test", False)
+    augment = Augment.parse(data_settings.pop("augment", "none"))
+    validation = data_settings.pop("validation", method.validation_share)
+    channels, normalise = data_settings.pop("channels", None), data_settings.pop("normalise", None)
+    dataset = dataset or load(
+        options.data,
+        data_root=options.data_root,
+        domains=options.domains,
+        labels=options.labels,
+        image_size=options.image_size,
+        channels=channels,
+        normalise=normalise,
+        options=own_settings,
+    )
+    if merges_tests and not deals_by_label(options.protocol):
+        raise UserError("data.merge_test needs a protocol that deals out by label, where clients keep their own tests")
+    if merges_tests:
+        dataset = dataset.with_tests_in_training()
+    partition = make_partition(
+        dataset,
+        options.protocol,
+        clients=options.clients,
+        fraction=options.fraction,
+        samples_per_client=options.samples_per_client,
+        seed=options.seed,
+        **data_settings,
+    )
+    if method.pools_data:
+        partition = partition.pooled()
+    return _assembled(options, method, dataset, partition, clients_folder, augment, validation, device)
+
+
+def dealing_of_preset(cls: type[Method], preset: str | None, protocol: str | None) -> dict[str, Any]:
+    """How a preset deals out the images, which is a matter of label protocols only."""
+    return preset_settings(cls, preset, "data") if deals_by_label(protocol) else {}
+
+
+def elsewhere(options: Mapping[str, Any]) -> Options:
+    """The options of a run that is opened again, maybe on another machine than it ran on."""
+    return make_options({**options, "weights": None, "device": "cpu", "engine": "loop"})
+
+
+def reassemble(config: Mapping[str, Any], folder: Path) -> Assembly:
+    """The federation of a run folder as its run.json describes it, without its images: to use what came of it.
+
+    Weights are the initial ones. Images are black, and as many of each class with each client as there were.
+    """
+    options = elsewhere(config["options"])
+    partition = Partition.load(folder / "partition.npz")
+    dataset = _black_images(config, partition)
+    method = _method(options)
+    validation = float(options.settings_for("data").get("validation", method.validation_share))
+    here = torch.device("cpu")
+    return _assembled(options, method, dataset, partition, folder / "clients", Augment(), validation, here)
+
+
+def _black_images(config: Mapping[str, Any], partition: Partition) -> Dataset:
+    """A run's data without its pixels; a single black image in memory stands for all."""
+    data = config["data"]
+    sizes = [domain["train"] for domain in data["domains"].values()]
+    labels = torch.zeros(sum(sizes), dtype=torch.int64)
+    for client, entry in config["partition"]["clients"].items():
+        counts = torch.tensor(entry["per_class"])
+        labels[torch.from_numpy(partition.train[client])] = torch.arange(len(counts)).repeat_interleave(counts)
+    black = torch.zeros(1, *data["image_shape"], dtype=torch.uint8)
+    domains = {}
+    for name, y in zip(data["domains"], torch.split(labels, sizes), strict=True):
+        images = Images(black.expand(len(y), -1, -1, -1), y)
+        domains[name] = Domain(name, images, images)
+    normalise = Normalise(tuple(data["normalise"]["mean"]), tuple(data["normalise"]["std"]))
+    return Dataset(data["name"], tuple(data["classes"]), domains, normalise, data["source"], licence=data["licence"])
+
+
+def _method(options: Options) -> Method:
+    """With its hyper-parameters."""
+    for plugin in options.plugin:
+        load_plugin(plugin)
+    method_class = find_method(options.method)
+    _refuse_unknown_prefixes(options)
+    return make_method(method_class, options.settings_for(""), options.preset)
+
+
+def _assembled(
+    options: Options,
+    method: Method,
+    dataset: Dataset,
+    partition: Partition,
+    clients_folder: Path,
+    augment: Augment,
+    validation: float,
+    device: torch.device,
+) -> Assembly:
+    """Build and rehearse on data that is dealt out."""
+    bases, report = _base_models(options, dataset)
+    context = RunContext(
+        method=method,
+        plan=method.plan(options.training_plan()),
+        models=tuple(base.to(getattr(torch, options.dtype)) for base in bases),
+        dataset=dataset,
+        partition=partition,
+        clients_folder=clients_folder,
+        augment=augment,
+        balanced=options.balanced,
+        validation=validation,
+        seed=options.seed,
+        dtype=getattr(torch, options.dtype),
+        device=device,
+        autocast=options.autocast,
+        guard=parse_guard(options.guard),
+        robust=None if options.robust is None else parse_robust(options.robust),
+    )
+    with _keyed(options.seed, "build"):
+        built = tuple(_built(options, method, base, context.at(0, None)) for base in context.models)
+        # What a method adds is made by torch in its default precision.
+        context = replace(
+            context,
+            models=tuple(model.to(context.dtype) for model in built),
+            layout=choose_layout(options.layout, built, context.dtype, device, options.autocast),
+        )
+    frozen = choose_frozen(options.frozen, context)
+    prepared = prepare(context).with_context(frozen=frozen.parts)
+    context, templates = prepared.context, prepared.templates
+    _refuse_impossible(options, prepared)
+    engine = choose_engine(options.engine, options.workers, _participants(options, partition), prepared)
+    warnings = (
+        *dataset.warnings,
+        *partition.warnings,
+        *_random_parts(options, context),
+        *_own_plan(options, context),
+        *_beyond_robust(options, templates),
+    )
+    return Assembly(options, prepared, engine, warnings, report, frozen.summary())
+
+
+def _base_models(options: Options, dataset: Dataset) -> tuple[list[Split], WeightsReport | None]:
+    """The models the user chose; initial weights depend on the seed only, so every method starts from the same."""
+    names = options.model.split(",")
+    settings = options.settings_for("model")
+    if len(names) == 1:
+        taken = {names[0]: settings}
+    else:
+        taken = {name: {key: settings[key] for key in settings if key in describe(name).options} for name in names}
+        for key in settings:
+            if not any(key in each for each in taken.values()):
+                raise UserError(f"--set model.{key}: none of the models {', '.join(names)} has such an option")
+    with _keyed(options.seed, "init"):
+        models = [build_model(name, dataset.image_shape, len(dataset.classes), taken[name]) for name in names]
+        models = to_common_length(models)
+    if options.weights is None:
+        return models, None
+    if len(models) > 1:
+        raise UserError("--weights fits one architecture; leave it out, or give one --model")
+    return models, load_weights(models[0], options.weights)
+
+
+def _built(options: Options, method: Method, base: Split, at: At) -> Split:
+    """The method's own model; a model it cannot use is refused in its name."""
+    try:
+        return method.build(base, at)
+    except UserError as error:
+        raise UserError(f"{options.method}: {error}") from None
+
+
+def _own_plan(options: Options, context: RunContext) -> list[str]:
+    """A warning where the method trains by a plan of its own."""
+    if context.plan.epochs == options.training_plan().epochs:
+        return []
+    epochs = ",".join(map(str, context.plan.epochs))
+    return [f"{options.method} follows a plan of its own: {context.plan.rounds} rounds of {epochs} local epochs"]
+
+
+def _random_parts(options: Options, context: RunContext) -> list[str]:
+    """A warning where something is neither trained nor loaded from a file."""
+    trained = {name for step in context.method.steps for name in step.trains.names(context.model)}
+    frozen = {name for name, _ in context.model.named_parameters()} - trained
+    if options.weights is not None or not frozen:
+        return []
+    return [f"{options.method} trains only a part of the model and the rest is random; give --weights for a backbone"]
+
+
+def _refuse_impossible(options: Options, prepared: Prepared) -> None:
+    """Combinations that cannot work, refused with the reason."""
+    context, templates = prepared.context, prepared.templates
+    method = context.method
+    if options.autocast and context.dtype == torch.float64:
+        raise UserError("--autocast computes in bfloat16, which --dtype float64 rules out; leave one of them out")
+    if len(context.models) > 1 and method.shares != nothing:
+        raise UserError(
+            f"{options.method} exchanges weights, so all clients need one architecture; give one --model, or a method "
+            "that exchanges prototypes only, such as fedproto or conffedproto"
+        )
+    if options.project and "prototypes" not in context.model.stage_names:
+        raise UserError(f"--project moves part prototypes, and {options.method} has none; leave it out")
+    if too_late := [number for number in options.snapshots() if number > context.plan.rounds]:
+        raise UserError(f"snapshot_rounds names round {max(too_late)}, but there are {context.plan.rounds}")
+    if options.ensemble and templates.global_model is None:
+        raise UserError(f"--ensemble needs a method with a complete global model; {options.method} has none")
+    refuse_guard(
+        context.guard,
+        options.method,
+        method,
+        context.models,
+        options.model.split(","),
+        templates.down,
+        templates.upload,
+    )
+    if options.balanced and context.guard.trains_privately:
+        raise UserError("guard: drawing classes equally often tells how many samples each has; leave --balanced out")
+    together = _participants(options, context.partition)
+    for wish, wanted in (("secure aggregation", context.guard.secure), (f"robust={options.robust}", context.robust)):
+        if wanted and together < _FEWEST_TOGETHER:
+            raise UserError(
+                f"{wish} needs at least {_FEWEST_TOGETHER} clients in a round, not {together}: of fewer, one is told "
+                "by the others' sum, and none is outvoted"
+            )
+    if context.robust is not None and context.guard.secure:
+        raise UserError(
+            f"robust={options.robust} compares the clients' values, which secure aggregation hides; keep one"
+        )
+
+
+def _participants(options: Options, partition: Partition) -> int:
+    """How many clients train in a round."""
+    return RoundPolicy(options.participation).participants_of(len(partition.clients))
+
+
+def _beyond_robust(options: Options, templates: Templates) -> list[str]:
+    """A warning where a robust rule does not reach all that is uploaded."""
+    single = [name for name, item in parts_of(templates.upload).items() if isinstance(item, Each)]
+    if options.robust is None or not single:
+        return []
+    return [
+        f"robust={options.robust} replaces means; {', '.join(single)} of {options.method} is used client by client, "
+        "so a hostile client's is used as it is"
+    ]
+
+
+@contextmanager
+def _keyed(seed: int, purpose: str) -> Iterator[None]:
+    """Inside: torch's global generator, from which layers draw their initial weights, is keyed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(stable_seed(seed, purpose))
+        yield
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise UserError(f"device={name} is not valid; it is cpu or cuda")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError("device=cuda: no such device here; use --device cpu")
+    return device
+
+
+def _refuse_unknown_prefixes(options: Options) -> None:
+    for key in options.set:
+        prefix, dot, _ = key.partition(".")
+        if dot and prefix not in ("model", "data"):
+            raise UserError(f"--set {key}: settings are a method's KEY, model.KEY or data.KEY")
+
+
+def _data_settings(given: Mapping[str, str], data: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """The settings every data set takes, checked, and those of this one, which its loader checks."""
+    known = {**data_options(data), **_DATA_SETTINGS}
+    settings: dict[str, Any] = {}
+    own: dict[str, str] = {}
+    for key, value in given.items():
+        if key not in known:
+            raise unknown_name("setting of the data", key, known)
+        if key not in _DATA_SETTINGS:
+            own[key] = value
+            continue
+        try:
+            settings[key] = TypeAdapter(_DATA_SETTINGS[key]).validate_python(value)
+        except ValidationError:
+            raise UserError(f"data.{key}={value} is not valid; it takes {in_words(_DATA_SETTINGS[key])}") from None
+    return settings, own

@@ -1,0 +1,195 @@
+"""One run from options to summary."""
+
+import logging
+import resource
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from protofed.engines import make_engine
+from protofed.errors import UserError
+from protofed.federation import Engine, Federation, RoundPolicy, RunFolder
+from protofed.records import KINDS
+from protofed.runs.assembly import Assembly, ClientSideRecipe, assemble
+from protofed.runs.estimate import estimate_seconds, refuse_if_too_large
+from protofed.runs.options import Options, make_options
+from protofed.runs.results import Run, best_validated, mean_of_last
+from protofed.system import one_thread
+
+log = logging.getLogger("protofed")
+
+MAY_CHANGE = {"engine", "workers", "device", "plugin", "keep_messages"}
+"""Options that decide where a run happens and what is kept of it, not what comes out of it."""
+
+
+class Callback(Protocol):
+    """Follows a run. Each method is optional."""
+
+    def run_estimate(self, run: Run, seconds: float) -> None:
+        """What is left of the run will take so long here, judging by one batch, which is tried if anybody asks."""
+
+    def run_start(self, run: Run, rounds_done: int) -> None:
+        """Before the first round that is still to be done."""
+
+    def round_end(self, run: Run, record: dict[str, Any]) -> None:
+        """After a round is committed, with its line of rounds.jsonl."""
+
+    def run_end(self, run: Run) -> None:
+        """After the summary is written."""
+
+
+def run(
+    method: str | None = None,
+    data: str | None = None,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    callbacks: Iterable[Any] = (),
+    **options: Any,
+) -> Run:
+    """Train a federation; the options are those of `protofed run`, with underscores.
+
+    Without `out` the run goes to `runs/NAME`. With `resume` options that are not given are those of the folder.
+    """
+    given = {"method": method, "data": data, **options}
+    given = {name: value for name, value in given.items() if value is not None}
+    if resume:
+        if out is None:
+            raise UserError("--resume needs --out, the folder of the run to continue")
+        stored = Run(out).options
+        refuse_changes(stored, given)
+        given = {**stored, **_engine_of(Run(out)), **given}
+    chosen = make_options(given)
+    folder = RunFolder(Path(out) if out is not None else _free_name(chosen))
+    if not resume:
+        folder.refuse_if_taken()
+    with one_thread():
+        assembly = assemble(chosen, folder.clients)
+        refuse_if_too_large(assembly)
+        if resume:
+            folder.lock()
+        else:
+            folder.create()
+        try:
+            if resume and Run(folder.path).complete:
+                log.warning("the run in %s is complete already", folder.path)
+                return Run(folder.path)
+            recipe = ClientSideRecipe.of(assembly)
+            engine = make_engine(assembly.engine, assembly.prepared, recipe)
+            return carry_out(assembly, folder, resume, list(callbacks), engine)
+        finally:
+            folder.release()
+
+
+def carry_out(
+    assembly: Assembly,
+    folder: RunFolder,
+    resume: bool,
+    callbacks: list[Any],
+    engine: Engine,
+    rounds: Callable[[Federation], Iterator[dict[str, Any]]] = Federation.rounds,
+    min_clients: int = 1,
+) -> Run:
+    """Run what is assembled, in a folder that is locked, and close the engine."""
+    result = Run(folder.path)
+    for warning in assembly.warnings:
+        log.warning("%s", warning)
+    # Where clients have machines of their own, what it takes here tells nothing.
+    if not engine.scattered and any(hasattr(callback, "run_estimate") for callback in callbacks):
+        left = 1 - len(result.rounds) / assembly.context.plan.rounds
+        tell(callbacks, "run_estimate", result, left * estimate_seconds(assembly) / assembly.engine.workers)
+    start = time.perf_counter()
+    options, context = assembly.options, assembly.context
+    try:
+        policy = RoundPolicy(
+            options.participation,
+            options.evaluate_every,
+            options.evaluate_local,
+            options.ensemble or context.method.ensembles,
+            options.keep_messages,
+            min_clients,
+            options.snapshots(),
+        )
+        federation = Federation(assembly.prepared, engine, folder, policy)
+        if resume:
+            federation.resume()
+        else:
+            context.partition.save(folder.path / "partition.npz")
+            folder.write_json(
+                "run.json", {**assembly.description(), "personal_test": federation.evaluator.personal_test}
+            )
+        tell(callbacks, "run_start", result, federation.rounds_done)
+        for record in rounds(federation):
+            tell(callbacks, "round_end", result, record)
+        projection = federation.project() if options.project else None
+    finally:
+        engine.close()
+    federation.write_results(folder.path)
+    summary = _summary(assembly, folder.rounds(), time.perf_counter() - start)
+    beside = {"privacy": federation.privacy(context.plan.rounds), "projection": projection}
+    folder.write_json("summary.json", {**summary, **{key: told for key, told in beside.items() if told is not None}})
+    tell(callbacks, "run_end", result)
+    return result
+
+
+def _summary(assembly: Assembly, rounds: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
+    options = assembly.options
+    method = assembly.context.method
+    only_the_end_counts = method.pools_data or method.ensembles or options.ensemble
+    train_seconds = sum(record["seconds"]["train"] for record in rounds)
+    peak = sum(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return {
+        "method": options.method,
+        "data": options.data,
+        "protocol": assembly.context.partition.protocol,
+        "seed": options.seed,
+        "rounds": len(rounds),
+        "engine": assembly.engine.name,
+        "accuracy": rounds[-1]["accuracy"] if only_the_end_counts else mean_of_last(rounds),
+        "accuracy_final": rounds[-1]["accuracy"],
+        "accuracy_best_validation": best_validated(rounds),
+        "bytes": {
+            way: {kind: sum(record["bytes"][way][kind] for record in rounds) for kind in (*KINDS, "total")}
+            for way in ("up", "down")
+        },
+        "seconds": {
+            **{
+                part: sum(record["seconds"][part] for record in rounds)
+                for part in ("train", "aggregate", "evaluate", "total")
+            },
+            "wall": seconds,
+        },
+        "samples_per_second": sum(record["samples"] for record in rounds) / train_seconds,
+        "peak_memory_bytes": peak * 1024,
+        "status": "complete",
+    }
+
+
+def refuse_changes(stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """A resumed run must be the run that was begun."""
+    wanted = make_options({**stored, **given}).model_dump()
+    changed = sorted(name for name in given if name not in MAY_CHANGE and wanted[name] != stored[name])
+    if changed:
+        texts = ", ".join(f"{name} (was {stored[name]}, now {wanted[name]})" for name in changed)
+        raise UserError(f"--resume continues a run as it was begun, but these options differ: {texts}")
+
+
+def _engine_of(run: Run) -> dict[str, Any]:
+    """The engine a run was begun on: what `auto` chose then is not chosen anew."""
+    begun = run.config["engine"]
+    return {"engine": begun["name"], "workers": begun["workers"] if begun["name"] == "workers" else None}
+
+
+def _free_name(options: Options) -> Path:
+    """runs/METHOD-DATA-seedN, numbered where that exists."""
+    name = f"{Path(options.method).stem}-{Path(options.data).stem}-seed{options.seed}"
+    candidates = (Path("runs") / (name if n == 1 else f"{name}-{n}") for n in range(1, 10**6))
+    return next(path for path in candidates if not path.exists())
+
+
+def tell(callbacks: Iterable[Any], event: str, *arguments: Any) -> None:
+    """Let those callbacks know that have a method for the event."""
+    for callback in callbacks:
+        if hasattr(callback, event):
+            getattr(callback, event)(*arguments)

@@ -1,0 +1,50 @@
+"""Event files for TensorBoard, on request: every figure of every round, in `tensorboard/` of each run folder."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from protofed.errors import UserError
+from protofed.runs.results import Run
+
+
+class TensorBoard:
+    """Callback of a run, or of many side by side."""
+
+    def __init__(self) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise UserError("tensorboard is not installed; pip install 'protofed[tensorboard]'") from None
+        self._make = SummaryWriter
+        self._writers: dict[Path, Any] = {}
+
+    def run_start(self, run: Run, rounds_done: int) -> None:
+        """Begin a file; what an interrupted round may have written is dropped."""
+        folder = str(run.path / "tensorboard")
+        self._writers[run.path] = self._make(folder, purge_step=rounds_done + 1 if rounds_done else None)
+
+    def round_end(self, run: Run, record: dict[str, Any]) -> None:
+        """Loss, accuracy, bytes and seconds of a round."""
+        writer = self._writers[run.path]
+        shown = ("train_loss", "loss_parts", "accuracy", "validation", "bytes", "seconds")
+        for name, value in _numbers({key: record[key] for key in shown}):
+            writer.add_scalar(name, value, record["round"])
+        writer.flush()
+
+    def run_end(self, run: Run) -> None:
+        """No more to come."""
+        if run.path in self._writers:
+            self._writers.pop(run.path).close()
+
+    def run_failed(self, run: Run, _reason: str) -> None:
+        """Neither now."""
+        self.run_end(run)
+
+
+def _numbers(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    for key, value in content.items():
+        if isinstance(value, Mapping):
+            yield from _numbers(value, f"{prefix}{key}/")
+        elif value is not None:
+            yield f"{prefix}{key}", float(value)

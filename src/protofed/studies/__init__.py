@@ -1,0 +1,7 @@
+"""Many runs: comparisons, sweeps and the papers' tables."""
+
+from protofed.studies.compare import compare
+from protofed.studies.comparison import Comparison
+from protofed.studies.sweep import Sweep, sweep
+
+__all__ = ["Comparison", "Sweep", "compare", "sweep"]

@@ -1,0 +1,198 @@
+"""Several methods under equal conditions: for each seed the same partition, initial weights and client draws."""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from protofed.errors import UserError, unknown_name
+from protofed.method import Method
+from protofed.registry import find_method, knobs, load_plugin, method_names
+from protofed.runs.assembly import dealing_of_preset
+from protofed.runs.options import Options, make_options
+from protofed.studies.comparison import VIEWS, Comparison, Failure, summarise
+from protofed.studies.schedule import Done, Job, Shard, claimed, perform
+from protofed.system import write_atomically
+
+Methods = Sequence[str] | Mapping[str, Mapping[str, Any]]
+
+
+def compare(
+    methods: Methods,
+    *,
+    out: str | Path,
+    seeds: Sequence[int] = (0,),
+    baseline: str | None = None,
+    target: float | None = None,
+    shard: str | None = None,
+    paper: Mapping[str, float | Mapping[str, float]] | None = None,
+    paper_view: str = "global",
+    callbacks: Iterable[Any] = (),
+    **options: Any,
+) -> Comparison:
+    """Run every method with every seed, side by side over the cores, and put the results next to each other.
+
+    The options are those of `run`. Finished runs found in `out` are not repeated, unfinished ones are resumed. A
+    setting `METHOD.KEY` goes to one method, a plain `KEY` to every method that has such a hyper-parameter. `methods`
+    may also be variants by their labels, each with options of its own: {"no mixup": {"method": "i2pfl", "set": {...}}}.
+
+    Methods are tested against the `baseline`: fedavg where it is compared, else the first. Rounds and bytes are counted
+    up to the `target` accuracy, by default the baseline's average. `paper` has published figures as fractions, per
+    method an average or {"average": x, DOMAIN: y, ...}, which were measured in `paper_view`.
+
+    With `shard="K/N"` only every N-th run is done here, and the comparison is of all that is complete in the folder.
+    A run that fails does not stop the others: see `Comparison.failures`.
+    """
+    plans = _plans(methods, options)
+    compared = list(plans)
+    if baseline is None:
+        baseline = "fedavg" if "fedavg" in plans else compared[0]
+    elif baseline not in plans:
+        raise unknown_name("baseline among the compared methods", baseline, compared)
+    if target is not None and not 0 < target <= 1:
+        raise UserError(f"target={target} is not valid: it is an accuracy, for example 0.8")
+    published = _published(paper or {}, paper_view)
+    folder = Path(out)
+    seeds = list(dict.fromkeys(seeds))
+    # Seed by seed, so that all methods have a result before any has its second.
+    jobs = [
+        Job(label, folder, plan.model_copy(update={"seed": seed})) for seed in seeds for label, plan in plans.items()
+    ]
+    about = {
+        "baseline": baseline,
+        "seeds": seeds,
+        "options": make_options({name: value for name, value in options.items() if name != "set"}).model_dump(),
+        "settings": make_options(options).set,
+    }
+
+    def write(done: Done) -> Comparison:
+        with claimed(folder, "comparison", wait=True):
+            runs = {
+                label: {job.options.seed: job.run for job in jobs if job.label == label and job.is_complete()}
+                for label in compared
+            }
+            found = summarise(runs, baseline, target, published, folder)
+            content = {**about, **found, "complete": not done.missing(), "missing": _missing(done)}
+            failures = [Failure(job.title, *done.outcomes[job.path][1:]) for job in done.failed()]
+            result = Comparison(folder, content, failures)
+            write_atomically(folder / "comparison.json", json.dumps(content, indent=2).encode() + b"\n")
+            write_atomically(folder / "comparison.md", result.markdown().encode())
+        return result
+
+    # Written before the first result too, so that whoever watches the folder knows what is to come.
+    followers = [_Beginning(lambda: write(Done(tuple(jobs), {}))), *callbacks]
+    return write(
+        perform(jobs, trials=jobs[: len(plans)], shard=Shard.parse(shard), callbacks=followers, after_each=write)
+    )
+
+
+class _Beginning:
+    """Callback: does something once it is sure that the runs will start."""
+
+    def __init__(self, action: Callable[[], object]) -> None:
+        self._action = action
+
+    def runs_start(self, _jobs: Sequence[Job], _unfinished: Sequence[Job]) -> None:
+        """No mistake of the user was found."""
+        self._action()
+
+
+def _missing(done: Done) -> list[dict[str, Any]]:
+    return [{"method": entry.pop("label"), **entry} for entry in done.missing()]
+
+
+def _published(paper: Mapping[str, float | Mapping[str, float]], view: str) -> dict[str, dict[str, Any]]:
+    """A paper's figures as comparison.json has them."""
+    if view not in VIEWS:
+        raise unknown_name("view", view, VIEWS)
+    empty = {"view": view, "average": None}
+    return {
+        name: {**empty, **(figures if isinstance(figures, Mapping) else {"average": figures})}
+        for name, figures in paper.items()
+    }
+
+
+def _plans(methods: Methods, options: Mapping[str, Any]) -> dict[str, Options]:
+    """The options of each method's runs; a setting or preset that no method takes is a mistake."""
+    for name in ("method", "seed"):
+        if name in options:
+            raise UserError(f"compare takes no {name}; give methods and seeds")
+    common = make_options(options)
+    for plugin in common.plugin:
+        load_plugin(plugin)
+    variants = _variants(methods)
+    classes = {label: find_method(own["method"]) for label, own in variants.items()}
+    known = {label: {knob.name for knob in knobs(cls)} for label, cls in classes.items()}
+    _refuse_idle_settings(common.set, known)
+    if common.preset is not None and not any(common.preset in cls.presets for cls in classes.values()):
+        raise UserError(f"--preset {common.preset}: none of the methods has such a preset")
+    dealt = _dealing_of_presets(common, [cls for cls in classes.values() if common.preset in cls.presets])
+    plans = {}
+    for label, own in variants.items():
+        chosen = {**options, "preset": common.preset if common.preset in classes[label].presets else None, **own}
+        settings = {
+            **dealt,
+            **_own_plan(classes[label], known[label], {**chosen, "set": {}}),
+            **_settings_of(label, common.set, known),
+            **make_options({"set": own.get("set", {})}).set,
+        }
+        plans[label] = make_options(
+            {name: value for name, value in {**chosen, "set": settings}.items() if value is not None}
+        )
+    return plans
+
+
+def _dealing_of_presets(common: Options, classes: Sequence[type[Method]]) -> dict[str, str]:
+    """How the presets of some methods deal out the images: then all methods are dealt them so, or it were unfair."""
+    return {
+        f"data.{key}": str(value)
+        for cls in classes
+        for key, value in dealing_of_preset(cls, common.preset, common.protocol).items()
+    }
+
+
+def _variants(methods: Methods) -> dict[str, dict[str, Any]]:
+    """Label and own options of everything that is compared."""
+    if isinstance(methods, Mapping):
+        variants = {label: {"method": label, **own} for label, own in methods.items()}
+    else:
+        names = method_names() if list(methods) == ["ALL"] else methods
+        variants = {name: {"method": name} for name in names}
+    if not variants:
+        raise UserError("there is nothing to compare; name at least one method, or ALL")
+    return variants
+
+
+def _refuse_idle_settings(settings: Mapping[str, str], known: Mapping[str, set[str]]) -> None:
+    for key in settings:
+        if key.startswith(("model.", "data.")):
+            continue
+        owner = _owner(key, known)
+        if owner is None and "." in key:
+            raise UserError(f"--set {key}: {key.rpartition('.')[0]!r} is not among the methods that are compared")
+        taken = set[str]().union(*known.values()) if owner is None else known[owner]
+        if (key if owner is None else key.removeprefix(f"{owner}.")) not in taken:
+            raise UserError(f"--set {key}: none of the methods has such a hyper-parameter")
+
+
+def _settings_of(label: str, settings: Mapping[str, str], known: Mapping[str, set[str]]) -> dict[str, str]:
+    """What of the common settings concerns one method; METHOD.KEY goes before KEY."""
+    general = {
+        key: value for key, value in settings.items() if key.startswith(("model.", "data.")) or key in known[label]
+    }
+    own = {key.removeprefix(f"{label}."): value for key, value in settings.items() if _owner(key, known) == label}
+    return {**general, **own}
+
+
+def _owner(key: str, labels: Iterable[str]) -> str | None:
+    """The method that METHOD.KEY names; a label such as file.py:Class has dots of its own."""
+    return max((label for label in labels if key.startswith(f"{label}.")), key=len, default=None)
+
+
+def _own_plan(cls: type[Method], known: set[str], options: Mapping[str, Any]) -> dict[str, str]:
+    """A method that brings its own plan gets it scaled to the epochs of the others, so that all train equally long."""
+    if "plan" not in known:
+        return {}
+    asked = make_options({name: value for name, value in options.items() if value is not None}).training_plan()
+    budget, own = sum(asked.epochs), cls().plan(asked).epochs
+    return {"plan": ",".join(str(max(1, round(budget * epochs / sum(own)))) for epochs in own)}

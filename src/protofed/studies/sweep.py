@@ -1,0 +1,366 @@
+"""Search for hyper-parameters on validation data; test data is looked at once, for the winner, at the end."""
+
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count, islice, product
+from pathlib import Path
+from statistics import mean
+from typing import Any, Literal
+
+from protofed.errors import UserError, unknown_name
+from protofed.registry import find_method, knobs, load_plugin, make_method
+from protofed.runs.options import Options, make_options
+from protofed.runs.results import Run
+from protofed.seeding import numpy_generator
+from protofed.studies.comparison import VIEWS, Failure, accuracy_over_seeds
+from protofed.studies.schedule import Done, Job, Shard, claimed, perform
+from protofed.studies.statistics import spread
+from protofed.system import write_atomically
+from protofed.text import markdown_table, percent
+
+Score = Literal["last", "best"]
+
+_SWEPT_OPTIONS = (
+    "model", "weights", "image_size", "balanced", "rounds", "epochs", "plan", "batch", "participation", "optimizer",
+    "lr", "momentum", "weight_decay", "schedule", "preset",
+)  # fmt: skip
+"""Run options that change how a model is trained, not on whose images it is judged."""
+
+_JUDGED_BY = ("data.validation", "data.holdout", "data.min_size", "data.ensure_all_classes", "data.merge_test")
+_VALIDATION = "0.2"
+_LAST_ROUNDS = 5
+_DRAWS_PER_TRIAL = 50
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A hyper-parameter and the values it may take."""
+
+    key: str
+    values: tuple[str, ...]
+
+    def extremes(self) -> tuple[str, ...]:
+        """Values to be tried for validity."""
+        return self.values
+
+    def draw(self, seed: int, index: int) -> str:
+        """The value of one trial."""
+        return self.values[int(numpy_generator(seed, "sweep", index, self.key).integers(len(self.values)))]
+
+
+@dataclass(frozen=True)
+class Range:
+    """A hyper-parameter and the interval its values are drawn from: uniformly, or uniformly in the logarithm."""
+
+    key: str
+    low: float
+    high: float
+    log: bool
+    whole: bool
+
+    def extremes(self) -> tuple[str, ...]:
+        """Where both ends are valid, what lies between is."""
+        return self._text(self.low), self._text(self.high)
+
+    def draw(self, seed: int, index: int) -> str:
+        """The value of one trial."""
+        rng = numpy_generator(seed, "sweep", index, self.key)
+        if self.whole and not self.log:
+            return self._text(int(rng.integers(int(self.low), int(self.high) + 1)))
+        if self.log:
+            return self._text(math.exp(rng.uniform(math.log(self.low), math.log(self.high))))
+        return self._text(rng.uniform(self.low, self.high))
+
+    def _text(self, value: float) -> str:
+        """Four digits: nobody wants to type more, and the search does not need them."""
+        return str(round(value)) if self.whole else f"{value:.4g}"
+
+
+Axis = Choice | Range
+
+
+class Sweep:
+    """The content of sweep.json, and tables of it."""
+
+    def __init__(self, path: Path, content: dict[str, Any], failures: Sequence[Failure] = ()) -> None:
+        self.path = path
+        self.content = content
+        self.failures = tuple(failures)
+
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """The trials, best first; validation data only."""
+        keys = list(self.content["over"])
+        rows = [
+            [
+                str(trial["rank"] or "-"),
+                *(trial["settings"][key] for key in keys),
+                percent(trial["validation"]["mean"]) if trial["validation"] else "-",
+                percent(trial["validation"]["std"]) if trial["validation"] else "-",
+            ]
+            for trial in sorted(self.content["trials"], key=lambda trial: trial["rank"] or math.inf)
+        ]
+        return ["rank", *keys, "validation", "std"], rows
+
+    def winner(self) -> str:
+        """One line on the best trial and what it does on test data."""
+        best = self.content["best"]
+        if best is None:
+            return "no winner yet: not all trials are done"
+        settings = ", ".join(f"{key}={value}" for key, value in best["settings"].items())
+        tested = [
+            f"{percent(best['test'][view]['average']['mean'])} % ({view} view)"
+            for view in VIEWS
+            if best["test"][view] is not None
+        ]
+        return f"best: {settings}; on test data {', '.join(tested)}"
+
+    def missing(self) -> list[str]:
+        """A line for every run without a result."""
+        return [f"{entry['trial']}, seed {entry['seed']}: {entry['reason']}" for entry in self.content["missing"]]
+
+    def markdown(self) -> str:
+        """sweep.md."""
+        content = self.content
+        how = {"last": "mean of the last 5 evaluated rounds", "best": "best evaluated round"}[content["score"]]
+        blocks = [
+            f"# Sweep of {content['method']}",
+            f"Accuracy in % on {100 * float(content['validation']):.0f} % of each client's training images, which are "
+            f"kept from training; {how}; seeds {', '.join(map(str, content['seeds']))}.",
+            markdown_table(*self.table()),
+        ]
+        if content["missing"]:
+            blocks += ["**Not complete.** Missing:", "\n".join(f"- {line}" for line in self.missing())]
+        return "\n\n".join([*blocks, self.winner()]) + "\n"
+
+
+def sweep(
+    method: str,
+    over: Mapping[str, Any] | Sequence[str],
+    *,
+    out: str | Path,
+    random: int | None = None,
+    seeds: Sequence[int] | None = None,
+    score: Score = "last",
+    shard: str | None = None,
+    callbacks: Iterable[Any] = (),
+    **options: Any,
+) -> Sweep:
+    """Try a method's hyper-parameters, side by side over the cores, and rank them by accuracy on validation data.
+
+    `over` has the values of each: {"tau": [0.07, 0.5], "lr": "0.001..0.1:log"}, or the same as KEY=VALUES texts. Keys
+    are the method's hyper-parameters, `model.KEY`, `data.KEY` and the options of training. Without `random` every
+    combination is tried; with it that many are drawn, and ranges LOW..HIGH[:log][:int] are possible. More draws later
+    begin with the same ones. The other options are those of `run`; `data.validation` is 0.2 unless it is set.
+
+    A trial's score is its accuracy on validation data, the mean of the last 5 evaluated rounds or the `best` round.
+    """
+    base = make_options({**options, "method": method})
+    for plugin in base.plugin:
+        load_plugin(plugin)
+    if score not in ("last", "best"):
+        raise unknown_name("score", score, ("last", "best"))
+    axes = _axes(over, base, options)
+    seeds = list(dict.fromkeys(seeds)) if seeds else [base.seed]
+    folder = Path(out)
+    validation = base.set.get("data.validation", _VALIDATION)
+    if validation.strip("0.") == "":
+        raise UserError("a sweep needs validation data; set data.validation above 0, or leave it at 0.2")
+    # A preset must not bring test images in.
+    base = base.model_copy(update={"set": {"data.merge_test": "false", **base.set, "data.validation": validation}})
+    trials = _drawn(axes, random, base.seed) if random is not None else _grid(axes)
+    jobs = {index: [_job(folder, base, settings, seed) for seed in seeds] for index, settings in enumerate(trials)}
+    about = {
+        "method": method,
+        "over": {axis.key: _as_text(axis) for axis in axes},
+        "random": random,
+        "score": score,
+        "validation": validation,
+        "seeds": seeds,
+        "options": base.model_dump(),
+    }
+
+    def write(done: Done) -> Sweep:
+        with claimed(folder, "sweep", wait=True):
+            missing = [{"trial": entry.pop("label"), **entry} for entry in done.missing()]
+            entries = _ranked([_trial(settings, jobs[index], score) for index, settings in enumerate(trials)])
+            over_yet = all(entry["failed"] for entry in missing)
+            content = {
+                **about,
+                "trials": entries,
+                "best": _best(entries, jobs, score) if over_yet else None,
+                "complete": not missing,
+                "missing": missing,
+            }
+            failures = [Failure(job.title, *done.outcomes[job.path][1:]) for job in done.failed()]
+            result = Sweep(folder, content, failures)
+            write_atomically(folder / "sweep.json", json.dumps(content, indent=2).encode() + b"\n")
+            write_atomically(folder / "sweep.md", result.markdown().encode())
+        return result
+
+    return write(
+        perform(
+            # Seed by seed, so that every trial has a score before any has its second.
+            [jobs[index][position] for position in range(len(seeds)) for index in jobs],
+            trials=[_job(folder, base, settings, seeds[0]) for settings in _one_at_a_time(axes)],
+            shard=Shard.parse(shard),
+            callbacks=list(callbacks),
+            after_each=write,
+        )
+    )
+
+
+def _axes(over: Mapping[str, Any] | Sequence[str], base: Options, given: Mapping[str, Any]) -> list[Axis]:
+    """What is searched; each key must be something that training takes and that is not set already."""
+    texts = [f"{key}={_listed(value)}" for key, value in over.items()] if isinstance(over, Mapping) else list(over)
+    axes = [_axis(text) for text in texts]
+    if not axes:
+        raise UserError("there is nothing to sweep over; give --over KEY=V1,V2 at least once")
+    known = {knob.name for knob in knobs(find_method(base.method))}
+    for axis in axes:
+        if [other.key for other in axes].count(axis.key) > 1:
+            raise UserError(f"--over {axis.key} is given more than once; put all its values into one")
+        if axis.key in _JUDGED_BY:
+            raise UserError(f"--over {axis.key}: trials must be judged by the same images; fix it with --set")
+        if not axis.key.startswith(("model.", "data.")) and axis.key not in (*known, *_SWEPT_OPTIONS):
+            raise unknown_name(
+                f"hyper-parameter of {base.method} or option of training", axis.key, [*known, *_SWEPT_OPTIONS]
+            )
+        if axis.key in base.set or (axis.key in given and axis.key not in known):
+            raise UserError(f"{axis.key} is swept over, so it cannot have a fixed value as well")
+    return axes
+
+
+def _axis(text: str) -> Axis:
+    """KEY=V1,V2 (or V1;V2 where values have commas), or KEY=LOW..HIGH[:log][:int]."""
+    key, equals, values = (part.strip() for part in text.partition("="))
+    if not (key and equals and values):
+        raise UserError(f"--over takes KEY=V1,V2 or KEY=LOW..HIGH, not {text!r}")
+    form = re.fullmatch(r"(?P<low>[^:]+?)\.\.(?P<high>[^:]+)(?P<how>(:log|:int)*)", values)
+    if form is None:
+        listed = [value.strip() for value in values.split(";" if ";" in values else ",")]
+        if not all(listed):
+            raise UserError(f"--over {text}: there is an empty value")
+        return Choice(key, tuple(dict.fromkeys(listed)))
+    log, whole = ":log" in form["how"], ":int" in form["how"]
+    try:
+        low, high = float(form["low"]), float(form["high"])
+    except ValueError:
+        raise UserError(f"--over {text}: a range is LOW..HIGH, two numbers, and then :log or :int") from None
+    if not (low < high and math.isfinite(low) and math.isfinite(high)) or (log and low <= 0):
+        raise UserError(
+            f"--over {text}: a range goes from a number to a larger one" + (", both above 0" if log else "")
+        )
+    if whole and not (low.is_integer() and high.is_integer()):
+        raise UserError(f"--over {text}: with :int both ends are whole numbers")
+    return Range(key, low, high, log, whole)
+
+
+def _grid(axes: Sequence[Axis]) -> list[dict[str, str]]:
+    """Every combination; the last hyper-parameter changes fastest."""
+    for axis in axes:
+        if isinstance(axis, Range):
+            raise UserError(f"--over {_as_text(axis)} is a range; give --random N to draw from it")
+    keys = [axis.key for axis in axes]
+    return [dict(zip(keys, values, strict=True)) for values in product(*(axis.extremes() for axis in axes))]
+
+
+def _drawn(axes: Sequence[Axis], wanted: int, seed: int) -> list[dict[str, str]]:
+    """Different combinations, each drawn by its number alone; fewer where there are no more."""
+    if wanted < 1:
+        raise UserError(f"--random {wanted}: give the number of trials, at least 1")
+    found: list[dict[str, str]] = []
+    for index in islice(count(), wanted * _DRAWS_PER_TRIAL):
+        settings = {axis.key: axis.draw(seed, index) for axis in axes}
+        if settings not in found:
+            found.append(settings)
+        if len(found) == wanted:
+            break
+    return found
+
+
+def _one_at_a_time(axes: Sequence[Axis]) -> Iterator[dict[str, str]]:
+    """Combinations in which every value occurs, to be tried for validity."""
+    first = {axis.key: axis.extremes()[0] for axis in axes}
+    yield first
+    for axis in axes:
+        for value in axis.extremes()[1:]:
+            yield {**first, axis.key: value}
+
+
+def _job(folder: Path, base: Options, settings: Mapping[str, str], seed: int) -> Job:
+    """One trial with one seed; where method and training have a setting of the same name, the method's is meant."""
+    known = {knob.name for knob in knobs(find_method(base.method))}
+    own = {key: value for key, value in settings.items() if key in known or "." in key}
+    make_method(find_method(base.method), {key: value for key, value in own.items() if "." not in key})
+    options = {**base.model_dump(), **{key: value for key, value in settings.items() if key not in own}}
+    label = ", ".join(f"{key}={value}" for key, value in settings.items())
+    return Job(label, folder, make_options({**options, "set": {**base.set, **own}, "seed": seed}))
+
+
+def _trial(settings: Mapping[str, str], jobs: Sequence[Job], score: Score) -> dict[str, Any]:
+    """A trial's place in sweep.json; without a score unless all its seeds are complete."""
+    complete = all(job.is_complete() for job in jobs)
+    scores = [_score(job.run, score) for job in jobs] if complete else []
+    return {
+        "settings": dict(settings),
+        "validation": spread(scores) if scores else None,
+        "rank": None,
+        "runs": [job.path.name for job in jobs],
+    }
+
+
+def _score(run: Run, score: Score) -> float:
+    """Accuracy on validation data. Nothing else of a trial is looked at."""
+    values: list[float] = [record["validation"] for record in run.rounds if record["validation"] is not None]
+    if not values:
+        raise UserError(f"the clients of {run.path.name} have too few images to keep any for validation")
+    return max(values) if score == "best" else mean(values[-_LAST_ROUNDS:])
+
+
+def _ranked(trials: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same trials with their ranks; among equals the first."""
+    scored = [index for index, trial in enumerate(trials) if trial["validation"] is not None]
+    order = sorted(scored, key=lambda index: -trials[index]["validation"]["mean"])
+    ranks = {index: rank for rank, index in enumerate(order, start=1)}
+    return [{**trial, "rank": ranks.get(index)} for index, trial in enumerate(trials)]
+
+
+def _best(
+    trials: Sequence[Mapping[str, Any]], jobs: Mapping[int, Sequence[Job]], score: Score
+) -> dict[str, Any] | None:
+    """The winner, and the one look at test data."""
+    winner = next((index for index, trial in enumerate(trials) if trial["rank"] == 1), None)
+    if winner is None:
+        return None
+    runs = [job.run for job in jobs[winner]]
+    found = [run.summary["accuracy" if score == "last" else "accuracy_best_validation"] for run in runs]
+    clients = runs[0].config["partition"]["clients"]
+    domain_of = {client: entry["domain"] for client, entry in clients.items()}
+    return {
+        "settings": trials[winner]["settings"],
+        "validation": trials[winner]["validation"],
+        "test": {
+            view: accuracy_over_seeds([each[view] for each in found], domain_of if view == "personal" else {})
+            if found[0][view] is not None
+            else None
+            for view in VIEWS
+        },
+        "runs": trials[winner]["runs"],
+    }
+
+
+def _listed(values: Any) -> str:
+    """Values given in Python, as the command line has them."""
+    if isinstance(values, str):
+        return values
+    texts = [str(value) for value in values]
+    return (";" if any("," in text for text in texts) else ",").join(texts)
+
+
+def _as_text(axis: Axis) -> str:
+    if isinstance(axis, Choice):
+        return _listed(axis.values)
+    return f"{axis.low:g}..{axis.high:g}{':log' if axis.log else ''}{':int' if axis.whole else ''}"

@@ -1,0 +1,66 @@
+"""What the runs of a published table would take here, from one batch of each on generated images."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import prod
+from typing import Any
+
+from protofed.clients.trial import Trial
+from protofed.runs.estimate import WEIGHT_COPIES, samples_of_run
+from protofed.studies.tables.fixtures import fixture
+from protofed.studies.tables.preset import Preset, Row, Scale
+from protofed.studies.tables.traffic import traffic
+from protofed.system import cores
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Of one run of one row."""
+
+    dataset: str
+    row: str
+    method: str
+    runs: int
+    """Of such runs for one seed: one for each condition of the table."""
+    clients: int
+    rounds: int
+    seconds: float
+    """On one core of this machine."""
+    memory: int
+    up: int
+    down: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """For machines."""
+        return asdict(self)
+
+
+def estimate_row(
+    preset: Preset, row: Row, dataset: str, scale: Scale, options: Mapping[str, Any], *, runs: int
+) -> Estimate:
+    """Assemble one row on generated images, let one client train on one batch, and scale up."""
+    with fixture(preset, dataset, scale, row.method, options) as ready:
+        cost = Trial(ready.assembly.prepared).sample_cost()
+        plan, sizes = ready.assembly.context.plan, ready.sizes
+        sent = traffic(ready.assembly, sizes)
+        weights = 4 * sum(parameter.numel() for parameter in ready.assembly.context.model.parameters())
+        pixels = prod(preset.images(dataset, scale).shape) * (
+            ready.test_images + sum(train for train, _ in preset.images(dataset, scale).images.values())
+        )
+        return Estimate(
+            dataset,
+            row.title,
+            row.method,
+            runs,
+            len(sizes),
+            plan.rounds,
+            cost.seconds * samples_of_run(ready.assembly, sizes, ready.test_images),
+            int(pixels + WEIGHT_COPIES * weights + cost.saved_bytes * plan.batch),
+            sent.up.total,
+            sent.down.total,
+        )
+
+
+def total_hours(estimates: Sequence[Estimate], seeds: int) -> float:
+    """Of the whole table on all cores of this machine."""
+    return sum(each.seconds * each.runs for each in estimates) * seeds / cores() / 3600

@@ -1,0 +1,48 @@
+"""What runs of a published table leak: each is audited once, and the audit kept in its folder."""
+
+import json
+from collections.abc import Mapping, Sequence
+from statistics import mean
+from typing import Any
+
+from protofed.audit.audit import audit
+from protofed.errors import UserError
+from protofed.runs.results import Run
+
+FIGURES = {"FID": "fid", "max SSIM": "ssim_max", "min L2": "rms_min", "mean SSIM": "ssim", "mean L2": "rms"}
+"""Columns of a table of leakage, the paper's and ours, and the figures of an audit that they are."""
+
+
+def leakage(runs: Sequence[Run]) -> dict[str, Any] | None:
+    """The figures of embeddings that were sent, mean over runs; None before there is one."""
+    found = [_sent(_audit_of(run)) for run in runs]
+    if not found:
+        return None
+    return {
+        "label": found[0]["label"],
+        "figures": {
+            column: mean(values) if None not in (values := [each["mean"][key] for each in found]) else None
+            for column, key in FIGURES.items()
+        },
+    }
+
+
+def _audit_of(run: Run) -> dict[str, Any]:
+    """What was found before, or an audit now."""
+    stored = run.path / "audit" / "audit.json"
+    if stored.is_file():
+        try:
+            content: dict[str, Any] = json.loads(stored.read_bytes())
+        except ValueError:
+            raise UserError(f"{stored} is damaged; remove it to audit the run again") from None
+        return content
+    return audit(run.path)
+
+
+def _sent(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The embeddings that travelled; in a run without kept messages, those the models give."""
+    by_source = {entry["source"]: entry for entry in content["reconstruction"]}
+    entry = by_source.get("sent") or by_source.get("computed")
+    if entry is None:
+        raise UserError("the audit of a table of leakage found no embeddings; its methods must send them")
+    return {"mean": entry["mean"], "label": content["extractor"]["label"]}

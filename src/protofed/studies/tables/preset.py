@@ -1,0 +1,272 @@
+"""What the papers published, table by table: methods, settings and figures, read from the TOML files in `presets`.
+
+A file `presets/PAPER/TABLE.toml` is one preset. It names its suite, `presets/suites/NAME.toml`, which says how a paper
+trains on each data set at two scales, and lists the rows of the table with the paper's figures.
+"""
+
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from protofed.errors import unknown_name
+
+SCALES = ("lite", "paper")
+
+Scale = Literal["lite", "paper"]
+View = Literal["global", "personal"]
+
+
+class _Declared(BaseModel):
+    """Base of all that is declared in a file; a key that means nothing is a mistake."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Images(_Declared):
+    """A data set at one scale: its name, its shape as a model sees it, and how much it holds."""
+
+    data: str | None = None
+    options: dict[str, Any] = {}
+    shape: tuple[int, int, int]
+    """Channels, height, width."""
+    images: dict[str, tuple[int, int]]
+    """Training and test images of each domain, in the order of the paper's columns."""
+
+
+class Data(_Declared):
+    """A data set of a suite."""
+
+    title: str
+    """What the paper calls it."""
+    classes: int
+    preset: str | None = None
+    """The named hyper-parameters for this data set, for methods that have them."""
+    options: dict[str, Any] = {}
+    lite: Images
+    paper: Images
+
+
+class Suite(_Declared):
+    """How a paper trains, on which data."""
+
+    options: dict[str, Any] = {}
+    scale: dict[Scale, dict[str, Any]] = {}
+    """Options that differ between the two."""
+    data: dict[str, Data]
+
+
+class Row(_Declared):
+    """One row of a table: a method, or a variant of one."""
+
+    method: str
+    name: str = ""
+    set: dict[str, Any] = {}
+    options: dict[str, Any] = {}
+    view: View | None = None
+    """In which view the paper scores this row, where the table's first is not it."""
+    figures: dict[str, list[float]] = {}
+    """The paper's, per data set, in the order of the columns; accuracies in percent."""
+    spread: dict[str, float] = {}
+    """The paper's standard deviation, per data set."""
+
+    @property
+    def title(self) -> str:
+        """How the row is called; the method's name where it is not a variant."""
+        return self.name or self.method
+
+
+class Over(_Declared):
+    """One run for each of several values: each left-out domain, each degree of label skew."""
+
+    values: list[str] | Literal["domains"] | dict[Scale, list[str] | Literal["domains"]]
+    options: dict[str, str]
+    """With {} where the value goes."""
+    label: str = "{}"
+
+    def values_at(self, scale: Scale, domains: list[str]) -> list[str]:
+        """The values at a scale."""
+        values = self.values[scale] if isinstance(self.values, dict) else self.values
+        return domains if values == "domains" else list(values)
+
+
+class Drawing(_Declared):
+    """What is drawn of the runs of a figure, once they are done."""
+
+    kind: Literal["embeddings", "explanations"]
+    domains: dict[Scale, list[str]] = {}
+    """Whose test images are shown; all domains, or for explanations the first, unless named."""
+    label: str | None = None
+    """Only images of this class, by name or number: sites name grades differently."""
+    count: int = 8
+    """Images explained."""
+    hausdorff: bool = False
+
+
+class PerData(_Declared):
+    """What a table changes about one data set of its suite."""
+
+    options: dict[str, Any] = {}
+
+
+class Preset(_Declared):
+    """One table or figure."""
+
+    paper: str
+    table: str
+    title: str
+    kind: Literal["accuracy", "curves", "leakage", "parameters", "traffic", "partition"] = "accuracy"
+    suite_name: str = Field(alias="suite")
+    suite: Suite = Field(alias="loaded_suite")
+    datasets: list[str]
+    rows: list[Row] = []
+    views: list[View] = ["global"]
+    value: Literal["average", "pooled", "held_out"] = "average"
+    """What stands for a run: the mean over domains or clients, all test images together, or the domain left out."""
+    per_domain: bool = True
+    over: Over | None = None
+    columns: list[str] = []
+    """Of a table that holds other figures than accuracies."""
+    baseline: str = "fedavg"
+    seeds: dict[Scale, list[int]] = {"lite": [0], "paper": [0, 1, 2]}
+    options: dict[str, Any] = {}
+    scale: dict[Scale, dict[str, Any]] = {}
+    data: dict[str, PerData] = {}
+    notes: list[str] = []
+    draw: Drawing | None = None
+
+    @property
+    def name(self) -> str:
+        """PAPER.TABLE."""
+        return f"{self.paper}.{self.table}"
+
+    @property
+    def trains(self) -> bool:
+        """Whether there are runs to be made; other tables are computed at once."""
+        return self.kind in ("accuracy", "curves", "leakage")
+
+    def scale_of(self, scale: Scale) -> Scale:
+        """Bytes are always those of the paper's own model: they cost no training."""
+        return "paper" if self.kind in ("parameters", "traffic") else scale
+
+    def images(self, dataset: str, scale: Scale) -> Images:
+        """What a data set is at a scale."""
+        return self.suite.data[dataset].paper if scale == "paper" else self.suite.data[dataset].lite
+
+    def domains(self, dataset: str, scale: Scale) -> list[str]:
+        """The domains, in the order of the paper's columns."""
+        return list(self.images(dataset, scale).images)
+
+    def conditions(self, dataset: str, scale: Scale) -> dict[str, dict[str, str]]:
+        """Column and options of every run that a row takes; a single one without a name where a run is a row."""
+        if self.over is None:
+            return {"": {}}
+        return {
+            self.over.label.format(value): {key: text.format(value) for key, text in self.over.options.items()}
+            for value in self.over.values_at(scale, self.domains(dataset, scale))
+        }
+
+    def selected_conditions(self, dataset: str, scale: Scale, names: Sequence[str] | None) -> dict[str, dict[str, str]]:
+        """All conditions, or those of the columns asked for."""
+        known = self.conditions(dataset, scale)
+        for name in names or ():
+            if name not in known or self.over is None:
+                raise unknown_name(f"column of {self.name} with runs of its own", name, filter(None, known))
+        return {name: options for name, options in known.items() if not names or name in names}
+
+    def run_options(self, dataset: str, scale: Scale, *more: Mapping[str, Any]) -> dict[str, Any]:
+        """The options of a run on a data set, later sources over earlier ones: suite, data set, table, `more`."""
+        known, images = self.suite.data[dataset], self.images(dataset, scale)
+        of_suite = (self.suite.options, self.suite.scale.get(scale, {}))
+        of_data = (
+            {"data": images.data or dataset, "domains": ",".join(images.images)},
+            known.options,
+            images.options,
+        )
+        of_table = (self.options, self.scale.get(scale, {}), self.data.get(dataset, PerData()).options)
+        return merged(*of_suite, *of_data, *of_table, *more)
+
+    def selected_datasets(self, names: Sequence[str] | None) -> list[str]:
+        """All data sets, or those asked for."""
+        for name in names or ():
+            if name not in self.datasets:
+                raise unknown_name(f"data set of {self.name}", name, self.datasets)
+        return [name for name in self.datasets if not names or name in names]
+
+    def selected_rows(self, names: Sequence[str] | None) -> list[Row]:
+        """All rows, or those asked for: a row by its title, all variants by the name of their method."""
+        titles = {row.title for row in self.rows}
+        known = titles | {row.method for row in self.rows}
+        for name in names or ():
+            if name not in known:
+                raise unknown_name(f"method of {self.name}", name, known)
+        by_method = set(names or ()) - titles
+        return [row for row in self.rows if not names or row.title in names or row.method in by_method]
+
+
+def merged(*sources: Mapping[str, Any]) -> dict[str, Any]:
+    """Options from several places, of which later ones go before earlier ones.
+
+    `set` is merged key by key; an empty text takes an option away; another model takes the settings of the one before
+    away.
+    """
+    result: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
+    for source in sources:
+        if source.get("model", result.get("model")) != result.get("model"):
+            settings = {key: value for key, value in settings.items() if not key.startswith("model.")}
+        result |= {key: value for key, value in source.items() if key != "set"}
+        settings |= source.get("set", {})
+    return {key: value for key, value in result.items() if value != ""} | {"set": settings}
+
+
+def preset_names() -> list[str]:
+    """PAPER.TABLE of every preset."""
+    return sorted(_preset_files(), key=_in_reading_order)
+
+
+@cache
+def find_preset(name: str) -> Preset:
+    """A preset by name, completed by its suite and by the preset it is like."""
+    known = _preset_files()
+    if name not in known:
+        raise unknown_name("table", name, known)
+    paper, _, table = name.partition(".")
+    content = _read(known[name])
+    if like := content.pop("like", None):
+        content = {**_read(known[f"{paper}.{like}"]), **content}
+    suite = _read(files("protofed.studies.tables") / "presets" / "suites" / f"{content['suite']}.toml")
+    return Preset.model_validate({"paper": paper, "table": table, "loaded_suite": suite, **content})
+
+
+def _preset_files() -> dict[str, Traversable]:
+    folders = (folder for folder in (files("protofed.studies.tables") / "presets").iterdir() if folder.is_dir())
+    return {
+        f"{folder.name}.{file.name.removesuffix('.toml')}": file
+        for folder in folders
+        if folder.name != "suites"
+        for file in folder.iterdir()
+        if file.name.endswith(".toml")
+    }
+
+
+def _read(file: Traversable) -> dict[str, Any]:
+    return tomllib.loads(file.read_text(encoding="utf-8"))
+
+
+def _in_reading_order(name: str) -> tuple[str, str, int]:
+    """Figure 10 after figure 9."""
+    paper, _, table = name.partition(".")
+    digits = "".join(filter(str.isdigit, table))
+    return paper, table.removesuffix(digits), int(digits or 0)
+
+
+def listed(names: str | Iterable[str] | None) -> list[str] | None:
+    """Names as a user gives them: a,b or a list; None for all."""
+    if names is None:
+        return None
+    return [part.strip() for part in names.split(",") if part.strip()] if isinstance(names, str) else list(names)

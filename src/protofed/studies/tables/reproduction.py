@@ -1,0 +1,121 @@
+"""What came of reproducing a table: ours beside the paper's, for people and as comparison.json."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from protofed.studies.comparison import Failure
+from protofed.studies.tables.preset import Preset, View
+from protofed.text import markdown_table
+
+
+class Table(NamedTuple):
+    """One table as a person reads it."""
+
+    title: str
+    columns: list[str]
+    rows: list[list[str]]
+
+
+class Reproduction:
+    """What came out: the content of comparison.json, and tables of it."""
+
+    def __init__(self, preset: Preset, content: dict[str, Any], failures: Sequence[Failure] = ()) -> None:
+        self.preset = preset
+        self.content = content
+        self.failures = tuple(failures)
+
+    def tables(self) -> list[Table]:
+        """One for each data set and view."""
+        return [
+            table
+            for dataset, block in self.content["datasets"].items()
+            for table in self._tables_of(self.preset.suite.data[dataset].title, block)
+        ]
+
+    def _tables_of(self, title: str, block: dict[str, Any]) -> list[Table]:
+        if not self.preset.trains:
+            return [Table(title, block["columns"], [[_plain(cell) for cell in row] for row in block["rows"]])]
+        tables = [self._view_table(title, view, block["methods"]) for view in self.preset.views]
+        if self.preset.kind == "curves":
+            tables.append(_curve_table(title, block["methods"]))
+        if self.preset.kind == "leakage":
+            tables.insert(0, _leakage_table(title, block["methods"]))
+        return [table for table in tables if table.rows]
+
+    def _view_table(self, title: str, view: View, methods: Mapping[str, Any]) -> Table:
+        shown = {name: entry for name, entry in methods.items() if entry[view] is not None}
+        columns = list(next(iter(shown.values()))[view]["columns"]) if shown else []
+        rows = []
+        for name, entry in shown.items():
+            ours, paper = entry[view], (entry["paper"] or {}).get(view, {})
+            test = ours["test"]
+            rows.append(
+                [
+                    name,
+                    *(_beside(ours["columns"][column]["mean"], paper.get(column)) for column in columns),
+                    _beside(ours["average"]["mean"], paper.get("average")),
+                    "-" if ours["average"]["std"] is None else f"{100 * ours['average']['std']:.2f}",
+                    "-" if test is None or test["p_holm"] is None else f"{test['p_holm']:.3f}",
+                ]
+            )
+        measure = "average" if self.preset.over is not None else self.preset.value.replace("_", " ")
+        heading = f"{title}, {view} view: accuracy in %, in brackets the paper's"
+        return Table(heading, ["method", *columns, measure, "std", f"p vs {self.content['baseline']} (Holm)"], rows)
+
+    def markdown(self) -> str:
+        """comparison.md."""
+        about = f"Scale: {self.content['scale']}."
+        if self.content["seeds"]:
+            about += f" Seeds: {', '.join(map(str, self.content['seeds']))}."
+        blocks = [f"# {self.preset.name}: {self.preset.title}", about]
+        for table in self.tables():
+            blocks += [f"## {table.title}", markdown_table(table.columns, table.rows)]
+        if self.preset.notes:
+            blocks.append("\n".join(f"- {note}" for note in self.preset.notes))
+        return "\n\n".join(blocks) + "\n"
+
+
+def _curve_table(title: str, methods: Mapping[str, Any], points: int = 10) -> Table:
+    """Some rounds of the curves; all of them are in comparison.json."""
+    curves = {name: dict(entry["curve"]) for name, entry in methods.items() if entry["curve"]}
+    rounds = sorted({number for curve in curves.values() for number in curve})
+    step = max(1, -(-len(rounds) // points))
+    picked = rounds[::-1][::step][::-1]
+    rows = [[name, *(f"{100 * curve[n]:.2f}" if n in curve else "-" for n in picked)] for name, curve in curves.items()]
+    return Table(f"{title}: average accuracy in % after round", ["method", *map(str, picked)], rows)
+
+
+def _leakage_table(title: str, methods: Mapping[str, Any]) -> Table:
+    """What an attacker rebuilds, beside the paper's figures."""
+    shown = {name: entry for name, entry in methods.items() if entry["leakage"] is not None}
+    columns = list(next(iter(shown.values()))["leakage"]["figures"]) if shown else []
+    rows = [
+        [
+            name,
+            *(
+                _leaked(entry["leakage"]["figures"][column], entry["paper"]["leakage"].get(column))
+                for column in columns
+            ),
+        ]
+        for name, entry in shown.items()
+    ]
+    label = next(iter(shown.values()))["leakage"]["label"] if shown else "FID"
+    heading = f"{title}: images rebuilt from what was sent, in brackets the paper's"
+    return Table(heading, ["features", *(column.replace("FID", label) for column in columns)], rows)
+
+
+def _leaked(ours: float | None, paper: float | None) -> str:
+    text = "-" if ours is None else f"{ours:.4g}"
+    return text if paper is None else f"{text} ({paper:g})"
+
+
+def _beside(ours: float, paper: float | None) -> str:
+    return f"{100 * ours:.2f}" if paper is None else f"{100 * ours:.2f} ({100 * paper:.2f})"
+
+
+def _plain(cell: Any) -> str:
+    if cell is None:
+        return "-"
+    if isinstance(cell, float) and not cell.is_integer():
+        return f"{cell:.2f}"
+    return f"{int(cell):,}" if isinstance(cell, int | float) else str(cell)
