@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from protofed.clients import ClientSide
 from protofed.clients import features as features_room
-from protofed.clients.features import FeatureBlock, FeatureStore, Recall, SampleSet
+from protofed.clients.features import FeatureBlock, FeatureKey, FeatureStore
 from protofed.clients.frozen import FrozenStages, feature_store, find_frozen
+from protofed.clients.samples import SampleBatch, SampleSet
 from protofed.errors import UserError
 from protofed.method import At, Step, Terms
 from protofed.methods.fedadapter import FedAdapter, FrozenBackbone
@@ -113,13 +114,13 @@ def filled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], list
     log.touch()
     rows = FeatureStore.rows
 
-    def noted(self: FeatureStore, samples: SampleSet, fill: Callable[[Tensor], None]) -> Tensor | None:
+    def noted(self: FeatureStore, key: FeatureKey, fill: Callable[[Tensor], None]) -> Tensor | None:
         def noting(view: Tensor) -> None:
             with log.open("a") as file:
-                file.write(f"{samples.kind} {samples.owner}\n")
+                file.write(f"{key.samples.kind} {key.samples.owner}\n")
             fill(view)
 
-        return rows(self, samples, noting)
+        return rows(self, key, noting)
 
     monkeypatch.setattr(FeatureStore, "rows", noted)
     return lambda: log.read_text().splitlines()
@@ -279,25 +280,25 @@ def test_the_prefix_ends_at_the_first_adapter_or_prototype(method: Any, last: st
 
 def test_other_weights_in_frozen_stages_are_noticed(ready: Callable[..., Assembly]) -> None:
     context = ready("fedadapter").context
-    stages = FrozenStages(context, 0, feature_store(context))
     net = Net(deepcopy(context.model))
-    stages.serve(net, {})
+    stages = FrozenStages(context, 0, net, feature_store(context))
+    stages.install()
     assert net.shortcut is not None
     reference = net.using(net.pick())
     assert reference.shortcut is None
     with torch.no_grad():
         net.params()["adapter1.up.bias"].add_(1)
-        stages.serve(net, {})
+        stages.install()
         assert net.shortcut is not None
         net.params()["layer3.0.conv1.weight"][0, 0, 0, 0].add_(1e-3)
-        stages.serve(net, {})
+        stages.install()
     assert net.shortcut is None
 
 
 def test_features_inside_the_prefix_come_from_the_images(ready: Callable[..., Assembly]) -> None:
     context = ready("fedprototypical", dtype="float64").context
     net, samples = Net(context.model), context.samples("a-0")
-    FrozenStages(context, 0, feature_store(context)).serve(net, {SampleSet("train", "a-0"): samples})
+    FrozenStages(context, 0, net, feature_store(context)).install()
     with torch.no_grad(), net.eval():
         for x, _ in samples.batches(4):
             for cut in context.model.stage_names:
@@ -308,13 +309,13 @@ def test_what_is_kept_lies_as_the_network_left_it(ready: Callable[..., Assembly]
     context = ready("fedadapter", weights=None, set={"model.width": 16}).context
     assert context.layout == "channels-last"
     net, samples = Net(context.model), context.samples("b-0")
-    FrozenStages(context, 0, feature_store(context)).serve(net, {SampleSet("train", "b-0"): samples})
+    FrozenStages(context, 0, net, feature_store(context)).install()
     for x, _ in samples.epoch(8, torch.Generator().manual_seed(0), torch.Generator()):
-        known = net.shortcut.recall(x)  # type: ignore[union-attr]
+        known = net.shortcut.lookup(x)  # type: ignore[union-attr]
         assert known is not None
         assert known.is_contiguous(memory_format=torch.channels_last)
         known.zero_()  # a copy: the next look is not spoilt
-        again = net.shortcut.recall(x)  # type: ignore[union-attr]
+        again = net.shortcut.lookup(x)  # type: ignore[union-attr]
         assert again is not None
         with torch.no_grad(), net.eval():
             torch.testing.assert_close(again, context.model.features(x, "layer1"), rtol=1e-4, atol=1e-5)
@@ -339,7 +340,7 @@ def test_features_that_would_not_fit(ready: Callable[..., Assembly], monkeypatch
         ready("fedadapter", frozen="cached")
 
 
-A, B = SampleSet("train", "a"), SampleSet("test", "b")
+A, B = FeatureKey(SampleSet("train", "a")), FeatureKey(SampleSet("test", "b"))
 
 
 def count_up(times: list[int], view: Tensor) -> None:
@@ -348,12 +349,12 @@ def count_up(times: list[int], view: Tensor) -> None:
 
 
 @pytest.mark.parametrize("limit", [0, 100, 10**6])
-def test_shelves_are_filled_once(limit: int, tmp_path: Path) -> None:
+def test_blocks_are_filled_once(limit: int, tmp_path: Path) -> None:
     times: list[int] = []
     store = FeatureStore({A: FeatureBlock(3, 5), B: FeatureBlock(2, 7)}, torch.float32, tmp_path, limit)
     for _ in range(2):
-        for samples, shape in ((A, (3, 5)), (B, (2, 7))):
-            rows = store.rows(samples, partial(count_up, times))
+        for key, shape in ((A, (3, 5)), (B, (2, 7))):
+            rows = store.rows(key, partial(count_up, times))
             assert rows is not None
             assert torch.equal(rows, torch.arange(shape[0] * shape[1]).view(shape).float())
     assert len(times) == 2
@@ -383,18 +384,28 @@ def test_a_full_disk(frozen_run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert_same_but_for_rounding(frozen_run("fedadapter", "plain"), frozen_run("fedadapter"))
 
 
-def test_recall_knows_one_tensor_only() -> None:
-    recall, x, h = Recall(), torch.zeros(2, 3), torch.ones(2, 5)
-    assert recall(x) is None
-    recall.note(x, lambda: h)
-    assert recall(x) is h
-    assert recall(x.clone()) is None
-    assert recall(x[:]) is None
+def test_a_batch_knows_its_samples_until_it_is_changed() -> None:
+    samples, rows = SampleSet("train", "a"), torch.tensor([4, 2])
+    x = SampleBatch.of(torch.zeros(2, 3), samples, rows)
+    assert x.source == (samples, rows)
+    for computed in (x.clone(), x[:], x + 1, x.to(torch.float64), torch.cat([x, x]), x.flip(0)):
+        assert not isinstance(computed, SampleBatch)
     x.add_(1)
-    assert recall(x) is None
-    recall.note(x, lambda: h)
-    recall.forget()
-    assert recall(x) is None
+    assert x.source is None
+
+
+def test_several_batches_at_once_have_features_of_their_own(ready: Callable[..., Assembly]) -> None:
+    context = ready("fedadapter", dtype="float64").context
+    net = Net(context.model)
+    FrozenStages(context, 0, net, feature_store(context)).install()
+    batches = [
+        (x, other) for x, _ in context.samples("a-0").batches(4) for other, _ in context.samples("b-0").batches(4)
+    ]
+    for x, other in batches:
+        for images in (other, x):
+            known = net.shortcut.lookup(images)  # type: ignore[union-attr]
+            with torch.no_grad(), net.eval():
+                torch.testing.assert_close(known, context.model.features(images + 0, "layer1"))
 
 
 def test_nothing_is_reserved_where_nothing_is_kept(ready: Callable[..., Assembly]) -> None:

@@ -1,7 +1,7 @@
 """What happens at a client: it trains, and it scores models. Every engine runs this, none repeats it."""
 
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from protofed.clients.features import FeatureStore, SampleSet
+from protofed.clients.features import FeatureStore
 from protofed.clients.frozen import FrozenStages, feature_store
 from protofed.clients.jobs import (
     Evaluate,
@@ -29,10 +29,9 @@ from protofed.clients.jobs import (
 )
 from protofed.clients.optimizers import State, make_optimizers, restore_state
 from protofed.clients.prepared import Prepared
-from protofed.clients.samples import ClientSamples
+from protofed.clients.samples import ClientSamples, to_device
 from protofed.clients.store import ClientState, ClientStore, Sources
 from protofed.clients.training import TrainingResult, train
-from protofed.clients.transfer import to_device
 from protofed.guards import PrivateGradients, guard_rows, privatise
 from protofed.method import At
 from protofed.models import everything, laid_out, nothing
@@ -64,7 +63,9 @@ class ClientSide:
         self._templates = prepared.templates
         self._nets = [Net(laid_out(deepcopy(model).to(context.device), context.layout)) for model in context.models]
         store = features or feature_store(context)
-        self._frozen = [FrozenStages(context, number, store) for number in range(len(context.frozen))]
+        self._frozen = [
+            FrozenStages(context, number, self._nets[number], store) for number in range(len(context.frozen))
+        ]
         self._store = ClientStore(context.clients_folder)
         self._received: tuple[Message, Record] | None = None
 
@@ -90,8 +91,7 @@ class ClientSide:
         net, state = self._enter(job.client, job.round, down)
         at = replace(self._context.at(job.round, job.client), down=down, memory=state.memory, start=net.pick())
         samples = self._context.samples(job.client)
-        train_set, kept = SampleSet("train", job.client), SampleSet("validation", job.client)
-        self._look_at(net, {train_set: samples, kept: samples.validation}, job.client)
+        self._skip_frozen(job.client)
         return ReadyClient(job, at, samples, state.optimizer)
 
     def finish(self, ready: ReadyClient, result: TrainingResult) -> tuple[Record, Trained]:
@@ -167,7 +167,7 @@ class ClientSide:
     def _looked_through(self, net: Net, job: Evaluate, at: At) -> tuple[Tensor, Tensor]:
         """What the net predicts on the test samples of a job, and what is right."""
         samples = self._context.test_samples(job.domain, job.client, job.validates, job.alike)
-        self._look_at(net, {_tested_on(job): samples}, job.client)
+        self._skip_frozen(job.client)
         return self._probabilities(net, samples.batches(), at).argmax(1), samples.y
 
     def _project(self, job: Project, message: Message) -> Projected:
@@ -176,7 +176,7 @@ class ClientSide:
         net, state = self._enter(job.client, job.round, None)
         at = replace(self._context.at(job.round, job.client), down=down, memory=state.memory)
         own, tested = self._context.samples(job.client), self._context.test_samples(job.domain, job.client)
-        self._look_at(net, {}, job.client)
+        self._skip_frozen(job.client)
         before = self._score(net, tested, at)
         found = project(net, own.batches())
         vectors = prototypes_of(net.model).vectors.detach().clone()
@@ -192,13 +192,13 @@ class ClientSide:
     def _predict(self, job: Predict, message: Message) -> Predicted:
         net, at = self._enter_server(job.round, message)
         samples = self._context.test_samples(job.domain, None)
-        self._look_at(net, {SampleSet("test", job.domain): samples}, None)
+        self._skip_frozen(None)
         return Predicted(self._probabilities(net, samples.batches(), at).cpu().numpy())
 
-    def _look_at(self, net: Net, sets: Mapping[SampleSet, ClientSamples | None], client: str | None) -> None:
-        """What of the net is frozen need not be computed anew on these samples."""
+    def _skip_frozen(self, client: str | None) -> None:
+        """What of the client's net is frozen need not be computed anew."""
         if self._frozen:
-            self._frozen[self._context.architecture_of(client)].serve(net, sets)
+            self._frozen[self._context.architecture_of(client)].install()
 
     @torch.no_grad()
     def _probabilities(self, net: Net, batches: Any, at: At) -> Tensor:
@@ -245,12 +245,6 @@ def attempted(work: Callable[[], A]) -> A | Failed:
         return work()
     except Exception as error:
         return Failed(f"{type(error).__name__}: {error}", traceback.format_exc())
-
-
-def _tested_on(job: Evaluate) -> SampleSet:
-    if job.domain is not None:
-        return SampleSet("test", job.domain)
-    return SampleSet("validation" if job.validates else "holdout", str(job.client))
 
 
 def _remembers(state: ClientState) -> bool:

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from protofed.clients.samples import ClientSamples
+from protofed.clients.samples import ClientSamples, SampleSet
 from protofed.data import Augment, Dataset, Images, Partition
 from protofed.guards import UNGUARDED, Guard
 from protofed.method import At, Method, Plan
@@ -112,7 +112,8 @@ class RunContext:
     def samples(self, client: str) -> ClientSamples:
         """The client's training samples, with those it validates on beside them."""
         validation = self._dealt[client][1]
-        beside = self._clean(self.dataset.take_train(validation)) if len(validation) else None
+        kept = SampleSet("validation", client)
+        beside = self._clean(self.dataset.take_train(validation), kept) if len(validation) else None
         return ClientSamples(
             self.train_images(client),
             self.dataset.normalise,
@@ -121,6 +122,7 @@ class RunContext:
             self.device,
             self.balanced,
             beside,
+            SampleSet("train", client),
         )
 
     def test_samples(
@@ -131,9 +133,18 @@ class RunContext:
         Those of `alike`, further clients, follow the client's own.
         """
         if domain is not None:
-            return self._clean(self.dataset.domains[domain].test)
+            return self._clean(self.dataset.domains[domain].test, SampleSet("test", domain))
         own = [self._own_test(name, validates) for name in (str(client), *alike)]
-        return self._clean(self.dataset.take_train(torch.cat(own)))
+        key = None if alike else SampleSet("validation" if validates else "holdout", str(client))
+        return self._clean(self.dataset.take_train(torch.cat(own)), key)
+
+    def sample_set(self, key: SampleSet) -> ClientSamples:
+        """The samples that a key names."""
+        if key.kind == "train":
+            return self.samples(key.owner)
+        if key.kind == "test":
+            return self.test_samples(key.owner, None)
+        return self.test_samples(None, key.owner, validates=key.kind == "validation")
 
     def test_size(self, client: str, validates: bool = False) -> int:
         """How many samples a client tests on, or validates on."""
@@ -147,8 +158,8 @@ class RunContext:
         train, validation = self._dealt[client]
         return {"train": len(train), "validation": len(validation), "holdout": len(self.partition.holdout[client])}
 
-    def _clean(self, images: Images) -> ClientSamples:
-        return ClientSamples(images, self.dataset.normalise, Augment(), self.dtype, self.device)
+    def _clean(self, images: Images, key: SampleSet | None) -> ClientSamples:
+        return ClientSamples(images, self.dataset.normalise, Augment(), self.dtype, self.device, key=key)
 
     @cached_property
     def _dealt(self) -> dict[str, tuple[Tensor, Tensor]]:

@@ -1,7 +1,6 @@
 """What a run does not train: computed once where that is right, and with its batch normalisation folded."""
 
 import shutil
-from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -12,8 +11,8 @@ import torch
 from torch import Tensor
 
 from protofed.clients.context import FrozenPart, RunContext
-from protofed.clients.features import MEMORY_LIMIT, FeatureBlock, FeatureStore, Recall, SampleSet, bytes_of
-from protofed.clients.samples import ClientSamples
+from protofed.clients.features import MEMORY_LIMIT, FeatureBlock, FeatureKey, FeatureStore, bytes_of
+from protofed.clients.samples import SampleBatch, SampleSet
 from protofed.clients.training import set_modes, trained_names
 from protofed.errors import UserError
 from protofed.method import Method
@@ -132,11 +131,11 @@ def _leading(model: Split, still: list[str]) -> int:
     return count if computes else 0
 
 
-def feature_blocks(context: RunContext) -> dict[SampleSet, FeatureBlock]:
+def feature_blocks(context: RunContext) -> dict[FeatureKey, FeatureBlock]:
     """Room for the features of every sample set of a run: test sets, which all clients look at, before the others."""
     widths = {number: prod(part.shape) for number, part in enumerate(context.frozen) if part.prefix}
-    found = {
-        SampleSet("test", name, number): FeatureBlock(len(domain.test), width)
+    blocks = {
+        FeatureKey(SampleSet("test", name), number): FeatureBlock(len(domain.test), width)
         for number, width in widths.items()
         for name, domain in context.dataset.domains.items()
     }
@@ -144,8 +143,8 @@ def feature_blocks(context: RunContext) -> dict[SampleSet, FeatureBlock]:
         number = context.architecture_of(client)
         if number in widths:
             for kind, rows in context.sample_counts(client).items():
-                found[SampleSet(kind, client, number)] = FeatureBlock(rows, widths[number])
-    return {samples: block for samples, block in found.items() if block.rows}
+                blocks[FeatureKey(SampleSet(kind, client), number)] = FeatureBlock(rows, widths[number])
+    return {key: block for key, block in blocks.items() if block.rows}
 
 
 def feature_store(context: RunContext, limit: int = MEMORY_LIMIT) -> FeatureStore | None:
@@ -157,13 +156,13 @@ def feature_store(context: RunContext, limit: int = MEMORY_LIMIT) -> FeatureStor
 class FrozenStages:
     """One architecture's frozen stages at work: their stand-ins, and the features behind its prefix."""
 
-    def __init__(self, context: RunContext, architecture: int, store: FeatureStore | None) -> None:
+    def __init__(self, context: RunContext, architecture: int, net: Net, store: FeatureStore | None) -> None:
         self._context = context
         self._architecture = architecture
         self._part = context.frozen[architecture]
         self._store = store if self._part.prefix else None
         self._model = context.models[architecture]
-        self._recall = Recall()
+        self._net = net
 
     @cached_property
     def _as_they_were(self) -> dict[str, Tensor]:
@@ -181,36 +180,31 @@ class FrozenStages:
             name: stand_in(stages[name], recipe, self._context.layout).to(self._context.device)
             for name, recipe in self._part.recipes.items()
         }
-        return Shortcut(stand_ins, len(self._part.prefix), self._recall)
+        return Shortcut(stand_ins, len(self._part.prefix), self._lookup)
 
-    def serve(self, net: Net, looked_at: Mapping[SampleSet, ClientSamples | None]) -> None:
-        """Let the net take its shortcuts on these samples, if its frozen stages are as they were in the beginning."""
-        self._recall.forget()
-        own = tensors(net.model)
+    def install(self) -> None:
+        """Let the net skip its frozen stages, if they are as they were in the beginning."""
+        own = tensors(self._net.model)
         same = all(torch.equal(own[name], tensor) for name, tensor in self._as_they_were.items())
-        net.shortcut = self._shortcut if same else None
-        if same and self._store is not None:
-            for key, samples in looked_at.items():
-                if samples is not None and len(samples):
-                    samples.on_batch = partial(self._note, net, key._replace(architecture=self._architecture), samples)
+        self._net.shortcut = self._shortcut if same else None
 
-    def _note(self, net: Net, key: SampleSet, samples: ClientSamples, x: Tensor, chosen: Tensor) -> None:
-        self._recall.note(x, lambda: self._features(net, key, samples, chosen))
-
-    def _features(self, net: Net, key: SampleSet, samples: ClientSamples, chosen: Tensor) -> Tensor | None:
-        """What comes out of the prefix for the chosen samples, lying in memory as the network would have left it."""
-        assert self._store is not None
-        rows = self._store.rows(key, partial(self._fill, net, samples))
-        if rows is None:
+    def _lookup(self, x: Tensor) -> Tensor | None:
+        """What comes out of the prefix for a batch, lying in memory as the network would have left it."""
+        source = x.source if self._store is not None and isinstance(x, SampleBatch) else None
+        if self._store is None or source is None:
             return None
-        return _as_maps(rows.index_select(0, chosen.cpu()), self._part.shape, self._last()).to(self._context.device)
+        samples, rows = source
+        kept = self._store.rows(FeatureKey(samples, self._architecture), partial(self._fill, samples))
+        if kept is None:
+            return None
+        return _as_maps(kept.index_select(0, rows.cpu()), self._part.shape, self._last()).to(self._context.device)
 
     @torch.no_grad()
-    def _fill(self, net: Net, samples: ClientSamples, rows: Tensor) -> None:
+    def _fill(self, key: SampleSet, rows: Tensor) -> None:
         """In chunks of the run's batch size and in the samples' order, so that it does not matter who does it."""
-        size = self._context.plan.batch
+        samples, size = self._context.sample_set(key), self._context.plan.batch
         for start in range(0, len(samples), size):
-            h = net.model.between(
+            h = self._net.model.between(
                 samples.clean(slice(start, start + size)), 0, len(self._part.prefix), self._shortcut.stand_ins
             )
             _as_maps(rows[start : start + size], self._part.shape, self._last()).copy_(h)

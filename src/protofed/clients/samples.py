@@ -1,12 +1,43 @@
 """One client's training images as its training loop sees them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from protofed.clients.transfer import to_device
 from protofed.data import Augment, Images, Normalise
+
+
+class SampleSet(NamedTuple):
+    """Samples that are always read together and in one order."""
+
+    kind: Literal["train", "validation", "holdout", "test"]
+    owner: str
+    """The client, or the domain of a test set."""
+
+
+class SampleBatch(Tensor):
+    """Clean images that know which samples they are, so that what was computed for those samples can be looked up.
+
+    Whatever is computed from them is a plain tensor that knows nothing: a method that changes its images has others.
+    """
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    _source: tuple[SampleSet, Tensor, int]
+
+    @classmethod
+    def of(cls, x: Tensor, samples: SampleSet, rows: Tensor) -> "SampleBatch":
+        """The images `x`, which are these rows of a sample set."""
+        batch = x.as_subclass(cls)
+        batch._source = samples, rows, batch._version
+        return batch
+
+    @property
+    def source(self) -> tuple[SampleSet, Tensor] | None:
+        """The sample set and the rows of it; None once the images were changed in place."""
+        samples, rows, version = self._source
+        return (samples, rows) if self._version == version else None
 
 
 class ClientSamples:
@@ -21,6 +52,7 @@ class ClientSamples:
         device: torch.device,
         balanced: bool = False,
         validation: "ClientSamples | None" = None,
+        key: SampleSet | None = None,
     ) -> None:
         self.validation = validation
         self._balanced = balanced
@@ -29,9 +61,8 @@ class ClientSamples:
         self._normalise = normalise
         self._augment = augment
         self._dtype = dtype
+        self._key = key
         self._clean: Tensor | None = None
-        self.on_batch: Callable[[Tensor, Tensor], None] | None = None
-        """Told of every clean batch and of the samples in it, just before it is handed out."""
 
     def __len__(self) -> int:
         return len(self.y)
@@ -40,7 +71,7 @@ class ClientSamples:
         """Every sample once, clean and in order."""
         for start in range(0, len(self), size):
             part = slice(start, start + size)
-            yield self._announced(self.clean(part), torch.arange(start, min(start + size, len(self)))), self.y[part]
+            yield self._keyed(self.clean(part), torch.arange(start, min(start + size, len(self)))), self.y[part]
 
     def clean(self, part: slice) -> Tensor:
         """Some samples as they are, normalised."""
@@ -68,15 +99,19 @@ class ClientSamples:
     def _training_batch(self, chosen: Tensor, chance: torch.Generator) -> tuple[Tensor, Tensor]:
         if self._clean is None:
             return self._normalise(self._augment(self._pixels[chosen], chance), self._dtype), self.y[chosen]
-        return self._announced(self._clean[chosen], chosen), self.y[chosen]
+        return self._keyed(self._clean[chosen], chosen), self.y[chosen]
 
-    def _announced(self, x: Tensor, chosen: Tensor) -> Tensor:
-        if self.on_batch is not None:
-            self.on_batch(x, chosen)
-        return x
+    def _keyed(self, x: Tensor, rows: Tensor) -> Tensor:
+        return x if self._key is None else SampleBatch.of(x, self._key, rows)
 
     def _shuffled(self, order: torch.Generator) -> Tensor:
         if not self._balanced:
             return torch.randperm(len(self), generator=order)
         labels = self.y.cpu()
         return torch.multinomial(1 / torch.bincount(labels)[labels], len(self), replacement=True, generator=order)
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor there; a graphics card reads it from pinned memory while the processor goes on."""
+    pinned = tensor.pin_memory() if device.type == "cuda" and tensor.device.type == "cpu" else tensor
+    return pinned.to(device, non_blocking=pinned is not tensor)

@@ -24,9 +24,9 @@ class Shortcut:
     stand_ins: Mapping[str, nn.Module]
     """Other modules that compute the same as these stages."""
     prefix: int
-    """The number of leading stages of which `recall` knows what comes out."""
-    recall: Callable[[Tensor], Tensor | None]
-    """What comes out of the prefix for this very batch; None where that is not known."""
+    """The number of leading stages of which `lookup` may know what comes out."""
+    lookup: Callable[[Tensor], Tensor | None]
+    """What comes out of the prefix for a batch; None where that is not known."""
 
 
 class Net:
@@ -57,7 +57,7 @@ class Net:
         if self.shortcut is None:
             return self._run("features", x, cut)
         first, end = 0, self.model.stages_until(cut)
-        if end >= self.shortcut.prefix and (known := self.shortcut.recall(x)) is not None:
+        if end >= self.shortcut.prefix and (known := self.shortcut.lookup(x)) is not None:
             first, x = self.shortcut.prefix, known
         return self.model.between(x, first, end, self.shortcut.stand_ins)
 
