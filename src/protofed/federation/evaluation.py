@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import quantiles
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -37,26 +37,22 @@ class Member:
     model: Message
 
 
-class _Case:
-    """What decides a client's score: a model, the message loaded over it, a test set, and who predicts if it matters.
+class _Case(NamedTuple):
+    """All that decides a client's score; clients with the same case have the same score, so it is computed once."""
 
-    The model is the server's (None), a client's own by name, or one nobody has trained yet, by its architecture.
-    Messages are told apart by identity: comparing their bytes would cost more than it could save.
-    """
+    model: str | int | None
+    """Whose weights: the server's (None), a client's by name, or by its architecture where nobody has trained it."""
+    message: int | None
+    """Identity of the message that is loaded over them; comparing its bytes would cost more than it could save."""
+    predictor: str | None
+    """The client that predicts, where the method's prediction looks at more than the network."""
+    test: tuple[str, bool]
+    """The test set: a client's own or a domain's, and whether it is kept from training to validate on."""
 
-    def __init__(
-        self, model: str | int | None, message: Message | None, test: tuple[str, bool], predicts: str | None = None
-    ) -> None:
-        self.model = model
-        self.message = message
-        self.test = test
-        self.network = (model, id(message), predicts)
-
-    def __hash__(self) -> int:
-        return hash((self.network, self.test))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Case) and (self.network, self.test) == (other.network, other.test)
+    @property
+    def network(self) -> tuple[object, ...]:
+        """What the test images go through."""
+        return self.model, self.message, self.predictor
 
 
 class Evaluator:
@@ -173,64 +169,69 @@ class Evaluator:
         self, view: View, round: int, broadcast_to: Callable[[str], Message], validates: bool = False
     ) -> dict[str, Score]:
         """Every client's score; where several would use the same model on the same images, it is scored once."""
+        messages = self._messages(view, broadcast_to)
+        cases = {client: self._case(view, client, message, validates) for client, message in messages.items()}
+        scores = dict(self._lasting)
+        to_score = {case: client for client, case in reversed(cases.items()) if case not in scores}
+        jobs = self._jobs(view, round, dict(reversed(to_score.items())), validates)
+        results = self._perform([(job, messages[str(job.client)]) for job in jobs], Score)
+        for job, result in results.items():  # a job that nobody was there to do has none
+            scores.update(zip(jobs[job], result.parts or (result,), strict=True))
+        self._lasting = {case: score for case, score in scores.items() if case.message is None}
+        return {client: scores.get(case, _NO_SAMPLES) for client, case in cases.items()}
+
+    def _messages(self, view: View, broadcast_to: Callable[[str], Message]) -> dict[str, Message]:
+        """What each client would be sent; one message for all where it makes no difference."""
         clients = self._context.partition.clients
         if self._uses_servers_model(view):
-            messages = dict.fromkeys(clients, broadcast_to(clients[0]))
-        else:
-            messages = {client: broadcast_to(client) for client in clients}
-        cases = {client: self._case(view, client, messages[client], validates) for client in clients}
-        known = dict(self._lasting)
-        new: dict[_Case, str] = {}
-        for client, case in cases.items():
-            if case not in known:
-                new.setdefault(case, client)
-        pooled = (validates or self._own_holdout) and not self._engine.scattered
-        together = self._together(new, validates) if pooled else [[case] for case in new]
-        jobs = {self._job(view, round, [new[case] for case in group], validates): group for group in together if group}
-        scores = self._perform([(job, messages[str(job.client)]) for job in jobs], Score)
-        for job, group in jobs.items():
-            if job in scores:  # else nobody was there to do it
-                known.update(zip(group, scores[job].parts or (scores[job],), strict=True))
-        self._lasting = {case: score for case, score in known.items() if case.message is None}
-        return {client: known.get(case, _NO_SAMPLES) for client, case in cases.items()}
+            return dict.fromkeys(clients, broadcast_to(clients[0]))
+        return {client: broadcast_to(client) for client in clients}
 
     def _uses_servers_model(self, view: View) -> bool:
         """Whether every client would use the server's model, whatever else its message says."""
         return self._network_decides and view == "personal" and self._context.method.kind == "global"
 
-    def _case(self, view: View, client: str, message: Message, validates: bool) -> "_Case":
+    def _case(self, view: View, client: str, message: Message, validates: bool) -> _Case:
         own = validates or self._own_holdout
         test = (client if own else self._context.partition.domain[client], validates)
         if not self._network_decides:
-            return _Case(client, message, test, client)
+            return _Case(client, id(message), client, test)
         if self._uses_servers_model(view):
-            return _Case(None, message, test)
+            return _Case(None, id(message), None, test)
         model = client if client in self._ever_trained else self._context.architecture_of(client)
         loads = view == "personal" and self._context.method.loads != nothing
-        return _Case(model, message if loads else None, test)
+        return _Case(model, id(message) if loads else None, None, test)
 
-    def _together(self, cases: Iterable["_Case"], validates: bool) -> list[list["_Case"]]:
-        """Cases whose test sets go through one model together, cut so that there is work for every process.
+    def _jobs(
+        self, view: View, round: int, clients: Mapping[_Case, str], validates: bool
+    ) -> dict[Evaluate, Sequence[_Case]]:
+        """The jobs that score these cases, each for one client that has it; small test sets share a job."""
+        own = validates or self._own_holdout
+        share = own and not self._engine.scattered
+        jobs: dict[Evaluate, Sequence[_Case]] = {}
+        for group in self._sharing(clients) if share else [[case] for case in clients]:
+            first, *others = (clients[case] for case in group)
+            domain = None if own else self._context.partition.domain[first]
+            jobs[Evaluate(view, round, first, domain, validates, tuple(others))] = group
+        return jobs
+
+    def _sharing(self, cases: Iterable[_Case]) -> list[list[_Case]]:
+        """Cases whose test sets go through one network together, cut so that there is work for every process.
 
         Where the cuts are depends on nothing but the partition, and so do the results. Empty test sets are left out.
         """
-        by_model: dict[Any, list[list[_Case]]] = {}
-        room: dict[Any, int] = {}
+        groups: dict[object, list[list[_Case]]] = {}
+        room: dict[object, int] = {}
         for case in cases:
-            size = self._context.test_size(case.test[0], validates)
+            size = self._context.test_size(*case.test)
             if not size:
                 continue
             if room.get(case.network, 0) <= 0:
-                by_model.setdefault(case.network, []).append([])
+                groups.setdefault(case.network, []).append([])
                 room[case.network] = _SCORED_TOGETHER
-            by_model[case.network][-1].append(case)
+            groups[case.network][-1].append(case)
             room[case.network] -= size
-        return [group for groups in by_model.values() for group in groups]
-
-    def _job(self, view: View, round: int, clients: Sequence[str], validates: bool) -> Evaluate:
-        own = validates or self._own_holdout
-        domain = None if own else self._context.partition.domain[clients[0]]
-        return Evaluate(view, round, clients[0], domain, validates, tuple(clients[1:]))
+        return [group for of_network in groups.values() for group in of_network]
 
     def _perform(self, jobs: Sequence[tuple[J, Message]], kind: type[R]) -> dict[J, R]:
         """The result of every job but of those that nobody was there to do.

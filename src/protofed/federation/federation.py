@@ -44,7 +44,7 @@ _SMALLEST_GROUP = 4
 
 @dataclass(frozen=True)
 class RoundPolicy:
-    """How a run is followed: who takes part, and how often it is scored."""
+    """How rounds are run: who takes part, how often they are scored, and what is kept of them."""
 
     participation: float = 1.0
     evaluate_every: int = 1
@@ -142,7 +142,7 @@ class Federation:
     def project(self) -> dict[str, Any]:
         """Let clients project their part prototypes, each onto its own images; accuracy before and after."""
         last = self.context.plan.rounds
-        return self.evaluator.project(last - 1, _Post(self, last).message_to)
+        return self.evaluator.project(last - 1, _BroadcastEncoder(self, last).message_to)
 
     def write_results(self, folder: Path) -> None:
         """The model, the prototypes and what a newcomer would receive, where the method has them."""
@@ -210,8 +210,8 @@ class Federation:
     def _exchange(self, round: int, participants: list[str]) -> "_Exchange":
         """Send to the participants, let them train, take in what comes back in canonical order."""
         exchange = _Exchange(self._tally(participants))
-        post = _Post(self, round)
-        messages = {client: post.message_to(client) for client in participants}
+        encoder = _BroadcastEncoder(self, round)
+        messages = {client: encoder.message_to(client) for client in participants}
         if not self.context.method.pools_data:
             for message in messages.values():
                 exchange.down += message.size
@@ -315,7 +315,7 @@ class Federation:
         if not last and (round + 1) % self._policy.evaluate_every:
             return None, None
         # What clients would use now is what the next round would send them.
-        post = _Post(self, round + 1)
+        encoder = _BroadcastEncoder(self, round + 1)
         newcomer = self.broadcast(round + 1, None)
         weights = self.context.method.global_weights(self.server)
         package = None if weights is None else encode(GlobalModel(weights, newcomer), "server")
@@ -323,8 +323,8 @@ class Federation:
             Member(client, share, encode(GlobalModel(members[client], newcomer), client))
             for client, share in self._ensemble_shares(round, list(members)).items()
         ]
-        accuracy = self.evaluator.evaluate(round, package, post.message_to, ensemble, self._policy.evaluate_local)
-        return accuracy, self.evaluator.validate(round, post.message_to)
+        accuracy = self.evaluator.evaluate(round, package, encoder.message_to, ensemble, self._policy.evaluate_local)
+        return accuracy, self.evaluator.validate(round, encoder.message_to)
 
     def _ensemble_shares(self, round: int, members: list[str]) -> dict[str, float]:
         """How much each member counts, as the method says; they sum to 1."""
@@ -366,7 +366,7 @@ class _Exchange:
         self.events.append({"client": client, "event": "left out", "reason": failure.reason})
 
 
-class _Post:
+class _BroadcastEncoder:
     """Encodes broadcasts, once where every client is sent the same record."""
 
     def __init__(self, federation: Federation, round: int) -> None:
