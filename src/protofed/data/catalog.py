@@ -17,9 +17,9 @@ from protofed.data.images import Dataset, Domain, Images, RawData, square, unify
 from protofed.data.labels import regroup
 from protofed.data.manifest import read_manifest
 from protofed.data.normalise import Normalise
-from protofed.data.sources import SOURCES, DataOption, checked, options_of
-from protofed.data.sources.options import Reader
+from protofed.data.sources import SOURCES, Reader
 from protofed.errors import UserError, unknown_name
+from protofed.settings import SettingInfo, checked, keyword_settings
 
 ROOT_VARIABLE = "PROTOFED_DATA"
 
@@ -61,7 +61,14 @@ class DataSummary:
     warnings: tuple[str, ...]
 
 
-_REGISTRY: dict[str, tuple[DataInfo, Reader]] = {}
+@dataclass(frozen=True)
+class _Registered:
+    info: DataInfo
+    loader: Reader
+    options: Mapping[str, SettingInfo]
+
+
+_REGISTRY: dict[str, _Registered] = {}
 
 
 def register_data(
@@ -71,13 +78,13 @@ def register_data(
 
     Keyword-only arguments of the loader, with a type and a default, are settings: `--set data.KEY=VALUE`.
     """
-    options_of(loader)
-    _REGISTRY[name] = (DataInfo(name, description, domains, licence), loader)
+    options = keyword_settings(loader, f"data {name}")
+    _REGISTRY[name] = _Registered(DataInfo(name, description, domains, licence), loader, options)
 
 
 def available(data_root: str | Path | None = None) -> list[DataInfo]:
     """The registered data sets and those in the data root, which hide registered ones of the same name."""
-    infos = {name: info for name, (info, _) in _REGISTRY.items()}
+    infos = {name: entry.info for name, entry in _REGISTRY.items()}
     root = data_root_of(data_root)
     if root is None:
         return list(infos.values())
@@ -112,10 +119,10 @@ def form_of(name: str, data_root: str | Path | None = None) -> Form:
     return "registered" if name in _REGISTRY and not folder else "absent"
 
 
-def data_options(spec: str) -> dict[str, DataOption]:
+def data_options(spec: str) -> dict[str, SettingInfo]:
     """The settings that the data of a name takes beside the general ones: those of its reader."""
     options = SOURCES[spec].options if spec in SOURCES else {}
-    return options | (options_of(_REGISTRY[spec][1]) if spec in _REGISTRY else {})
+    return {**options, **(_REGISTRY[spec].options if spec in _REGISTRY else {})}
 
 
 def describe(spec: str, data_root: str | Path | None = None) -> DataSummary:
@@ -187,7 +194,7 @@ def _read(
     if form == "original" and root:
         return SOURCES[spec].load(root, image_size, settings), spec
     if form == "registered":
-        raw = _REGISTRY[spec][1](**settings)
+        raw = _REGISTRY[spec].loader(**settings)
         if root:
             note = f"the data root has no folder {spec}; the embedded data of that name is used"
             raw = replace(raw, warnings=(*raw.warnings, note))
@@ -215,11 +222,11 @@ def _read(
 def _own_settings(spec: str, form: Form, given: Mapping[str, object]) -> dict[str, Any]:
     """The settings of what is read, checked; those of original files mean nothing where something else is read."""
     original = SOURCES[spec].options if spec in SOURCES else {}
-    taken = original if form == "original" else options_of(_REGISTRY[spec][1]) if form == "registered" else {}
+    taken = original if form == "original" else _REGISTRY[spec].options if form == "registered" else {}
     for key in given:
         if key in original and key not in taken:
             raise UserError(f"data.{key} is a setting of the original files of {spec}, which are not what is read here")
-    return checked(taken, given, spec)
+    return checked(taken, given, f"the data {spec}", "data.")
 
 
 def _select(raw: RawData, wanted: str) -> RawData:

@@ -17,7 +17,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from protofed.data.images import Domain, Images, RawData, to_size
-from protofed.data.splits import stratified_split
+from protofed.data.partition import stratified_split
 from protofed.errors import UserError
 from protofed.seeding import generator, numpy_generator
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from protofed.data.files import LabelledFile, class_order, is_image, read_domain
 from protofed.data.images import Domain, RawData
-from protofed.data.splits import stratified_split
+from protofed.data.partition import stratified_split
 from protofed.errors import UserError
 from protofed.seeding import numpy_generator
 

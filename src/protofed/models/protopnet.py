@@ -25,9 +25,9 @@ from torch.nn import functional
 from protofed.errors import UserError
 from protofed.models.adapters import output_channels, start_convolution
 from protofed.models.groups import Group, part
+from protofed.models.layers import in_full_precision
 from protofed.models.net import Net
 from protofed.models.split import Split
-from protofed.precision import in_full_precision
 
 SimilarityKind = Literal["linear", "log"]
 

@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
-from protofed.models.layout import laid_out
+from protofed.models.fast.layout import laid_out
 
 _ROUNDING = 1e-9
 _FEW_POSITIONS = 16
