@@ -20,8 +20,8 @@ def _uniform(n: int, low: float, high: float, x: Tensor, rng: torch.Generator) -
     return (low + (high - low) * drawn).to(x.device)
 
 
-def _where(chosen: Tensor, changed: Tensor, x: Tensor) -> Tensor:
-    return torch.where(chosen.view(-1, 1, 1, 1), changed, x)
+def _where(mask: Tensor, changed: Tensor, x: Tensor) -> Tensor:
+    return torch.where(mask.view(-1, 1, 1, 1), changed, x)
 
 
 def _crop(x: Tensor, padding: float, rng: torch.Generator) -> Tensor:

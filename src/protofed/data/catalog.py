@@ -93,10 +93,10 @@ def available(data_root: str | Path | None = None) -> list[DataInfo]:
         # A folder of original files goes by the names of the sets in it.
         if form_of(folder.name, root) == "original" or folder in originals.values():
             continue
-        found = npz_files(folder)
-        names = tuple(path.stem for path in found) or tuple(path.name for path in visible_folders(folder))
+        archives = npz_files(folder)
+        names = tuple(path.stem for path in archives) or tuple(path.name for path in visible_folders(folder))
         if names:
-            form = "npz files" if found else "image folders"
+            form = "npz files" if archives else "image folders"
             infos[folder.name] = DataInfo(folder.name, f"{form} in the data root", names)
     for name in originals:
         if form_of(name, root) == "original":
@@ -164,9 +164,9 @@ def load(
         raw = regroup(raw, labels)
     shaped = unify(raw.domains, channels, image_size)
     shown_channels = next(iter(shaped.values())).train.channels
-    chosen = Normalise.named(normalise, shown_channels) if normalise else Normalise.default(shown_channels)
+    normalisation = Normalise.named(normalise, shown_channels) if normalise else Normalise.default(shown_channels)
     warnings = (*raw.warnings, *_gaps(raw), *_leaks(raw))
-    return Dataset(name, raw.classes, shaped, chosen, raw.source, warnings, licence=raw.licence)
+    return Dataset(name, raw.classes, shaped, normalisation, raw.source, warnings, licence=raw.licence)
 
 
 def data_root_of(data_root: str | Path | None) -> Path | None:
@@ -259,8 +259,8 @@ def _leaks(raw: RawData) -> list[str]:
     for domain in raw.domains.values():
         # Few training images can be a test image at all; only these are worth a digest.
         suspects = np.isin(_keys(domain.train), _keys(domain.test))
-        seen = set(_digests(domain.train.x.numpy()[suspects]))
-        shared = sum(digest in seen for digest in _digests(domain.test.x.numpy()))
+        train_digests = set(_digests(domain.train.x.numpy()[suspects]))
+        shared = sum(digest in train_digests for digest in _digests(domain.test.x.numpy()))
         if shared:
             warnings.append(f"domain {domain.name}: {shared} of {len(domain.test)} test images are training images too")
     return warnings

@@ -124,8 +124,8 @@ class _SideOfCut(Group):
         paths = []
         for path, split in _splits(model, self).items():
             end = split.stage_names.index(split.cut) + 1
-            chosen = split.stage_names[:end] if self.side == "features" else split.stage_names[end:]
-            paths += [_join(path, name) for name in chosen]
+            names = split.stage_names[:end] if self.side == "features" else split.stage_names[end:]
+            paths += [_join(path, name) for name in names]
         return _below(model, paths)
 
     def __str__(self) -> str:

@@ -27,6 +27,9 @@ Norm = Annotated[
     Literal["batch", "group"],
     Field(description="normalise over the batch, or over groups of channels of each image by itself"),
 ]
+Local = Annotated[
+    bool, Field(description="second convolutions of 1x1: a position sees less of the image, so maps are sharper")
+]
 _GROUPS = 32
 
 
@@ -35,11 +38,6 @@ def _norm(kind: Literal["batch", "group"], channels: int) -> nn.Module:
     if kind == "batch":
         return nn.BatchNorm2d(channels)
     return nn.GroupNorm(gcd(channels, _GROUPS), channels)
-
-
-Local = Annotated[
-    bool, Field(description="second convolutions of 1x1: a position sees less of the image, so maps are sharper")
-]
 
 
 class BasicBlock(nn.Module):
@@ -100,36 +98,26 @@ class Bottleneck(nn.Module):
         return functional.relu_(h.add_(self.downsample(x)))
 
 
-@register_model("resnet10", description="ResNet-10 of basic blocks, features of length 8 x width")
-def resnet10(
-    image_shape: ImageShape,
-    classes: int,
-    *,
-    width: Width = 64,
-    stem: Stem = "cifar",
-    stem_maxpool: StemMaxpool = None,
-    norm: Norm = "batch",
-    local: Local = False,
-) -> Split:
-    """ResNet-10: one basic block in each stage."""
-    block = LocalBlock if local else BasicBlock
-    return _resnet(block, (1, 1, 1, 1), image_shape, classes, width, stem, stem_maxpool, norm)
+def _register_basic(number: int, depth: int) -> None:
+    """Offer the network of `depth` basic blocks in each of its four stages."""
+
+    @register_model(f"resnet{number}", description=f"ResNet-{number} of basic blocks, features of length 8 x width")
+    def build(
+        image_shape: ImageShape,
+        classes: int,
+        *,
+        width: Width = 64,
+        stem: Stem = "cifar",
+        stem_maxpool: StemMaxpool = None,
+        norm: Norm = "batch",
+        local: Local = False,
+    ) -> Split:
+        block = LocalBlock if local else BasicBlock
+        return _resnet(block, (depth,) * 4, image_shape, classes, width, stem, stem_maxpool, norm)
 
 
-@register_model("resnet18", description="ResNet-18 of basic blocks, features of length 8 x width")
-def resnet18(
-    image_shape: ImageShape,
-    classes: int,
-    *,
-    width: Width = 64,
-    stem: Stem = "cifar",
-    stem_maxpool: StemMaxpool = None,
-    norm: Norm = "batch",
-    local: Local = False,
-) -> Split:
-    """ResNet-18: two basic blocks in each stage."""
-    block = LocalBlock if local else BasicBlock
-    return _resnet(block, (2, 2, 2, 2), image_shape, classes, width, stem, stem_maxpool, norm)
+_register_basic(10, depth=1)
+_register_basic(18, depth=2)
 
 
 @register_model("resnet50", description="ResNet-50 of bottleneck blocks, features of length 32 x width")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from protofed.data.files import LabelledFile
 from protofed.data.images import RawData
-from protofed.data.sources.pictures import PHOTO_SIZE, Picture, eighty_twenty, images_in, read_pictures
+from protofed.data.sources.pictures import PHOTO_SIZE, GroupedFile, images_in, read_files, split_80_20
 from protofed.data.sources.source import Size
 from protofed.errors import UserError
 
@@ -24,12 +24,12 @@ def read_shenzhen(folder: Path, size: Size) -> RawData:
 
 def read_india(folder: Path, size: Size) -> RawData:
     """Dataset A of New Delhi: file names begin with n for normal, p for positive. Dataset B is DICOM and not read."""
-    pictures: list[Picture] = []
+    pictures: list[GroupedFile] = []
     for part in ("Training", "Testing"):
         for path in images_in(folder / part):
             if path.name[0].lower() not in "np":
                 raise UserError(f"{path}: the name begins neither with n (normal) nor with p (positive)")
-            pictures.append(Picture(path, TB_CLASSES[path.name[0].lower() == "p"]))
+            pictures.append(GroupedFile(path, TB_CLASSES[path.name[0].lower() == "p"]))
     return _tuberculosis("india", pictures, size)
 
 
@@ -41,20 +41,20 @@ def read_covid_qu_ex(folder: Path, size: Size) -> RawData:
         for label in COVID_CLASSES
         for path in _beside_masks(folder / part / label)
     ]
-    return read_pictures({"covid_qu_ex": files}, COVID_CLASSES, size or PHOTO_SIZE)
+    return read_files({"covid_qu_ex": files}, COVID_CLASSES, size or PHOTO_SIZE)
 
 
-def _by_last_digit(folder: Path) -> list[Picture]:
-    pictures: list[Picture] = []
+def _by_last_digit(folder: Path) -> list[GroupedFile]:
+    pictures: list[GroupedFile] = []
     for path in images_in(folder):
         if path.stem[-2:] not in ("_0", "_1"):
             raise UserError(f"{path}: the name does not end in _0 (normal) or _1 (tuberculosis)")
-        pictures.append(Picture(path, TB_CLASSES[int(path.stem[-1])]))
+        pictures.append(GroupedFile(path, TB_CLASSES[int(path.stem[-1])]))
     return pictures
 
 
-def _tuberculosis(name: str, pictures: list[Picture], size: Size) -> RawData:
-    return read_pictures({name: eighty_twenty(name, pictures)}, TB_CLASSES, size or PHOTO_SIZE)
+def _tuberculosis(name: str, pictures: list[GroupedFile], size: Size) -> RawData:
+    return read_files({name: split_80_20(name, pictures)}, TB_CLASSES, size or PHOTO_SIZE)
 
 
 def _beside_masks(folder: Path) -> list[Path]:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 from protofed.data.images import RawData
-from protofed.data.sources.pictures import PHOTO_SIZE, Picture, class_folders, eighty_twenty, read_pictures
+from protofed.data.sources.pictures import PHOTO_SIZE, GroupedFile, class_folders, read_files, split_80_20
 from protofed.data.sources.source import Size
 from protofed.data.sources.tables import find_image, first_match, read_rows
 from protofed.errors import UserError
@@ -16,7 +16,7 @@ JAUNDICE_CLASSES = ("low bilirubin", "high bilirubin")
 def read_busi(folder: Path, size: Size) -> RawData:
     """BUSI without the masks of its tumours."""
     pictures = [one for one in class_folders(folder, BUSI_CLASSES) if "_mask" not in one.path.stem]
-    return read_pictures({"busi": eighty_twenty("busi", pictures)}, BUSI_CLASSES, size or PHOTO_SIZE)
+    return read_files({"busi": split_80_20("busi", pictures)}, BUSI_CLASSES, size or PHOTO_SIZE)
 
 
 def read_neojaundice(
@@ -28,13 +28,13 @@ def read_neojaundice(
     """NeoJaundice of MedFMC: three photographs of each newborn, which stay together."""
     table = first_match(folder, "*.csv")
     rows = read_rows(table, image=("image_idx",), patient=("patient_id",), blood=("blood(mg/dL)",))
-    pictures: list[Picture] = []
+    pictures: list[GroupedFile] = []
     for row in rows:
         try:
             high = float(row["blood"]) >= bilirubin
         except ValueError:
             raise UserError(f"{table}: {row['image']} has the bilirubin {row['blood']!r}, which is no number") from None
         path = find_image([folder / "images", folder], row["image"], table)
-        pictures.append(Picture(path, JAUNDICE_CLASSES[high], row["patient"]))
-    files = {"neojaundice": eighty_twenty("neojaundice", pictures)}
-    return read_pictures(files, JAUNDICE_CLASSES, size or PHOTO_SIZE)
+        pictures.append(GroupedFile(path, JAUNDICE_CLASSES[high], row["patient"]))
+    files = {"neojaundice": split_80_20("neojaundice", pictures)}
+    return read_files(files, JAUNDICE_CLASSES, size or PHOTO_SIZE)

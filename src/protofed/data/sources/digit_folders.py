@@ -6,7 +6,7 @@ from protofed.data.files import LabelledFile
 from protofed.data.images import RawData
 from protofed.data.sources.arrays import damaged
 from protofed.data.sources.idx import DIGITS
-from protofed.data.sources.pictures import class_folders, read_pictures
+from protofed.data.sources.pictures import class_folders, read_files
 from protofed.data.sources.source import Size
 from protofed.data.sources.tables import find_image, first_match
 
@@ -18,15 +18,15 @@ TEST_FOLDERS = ("imgs_valid", "valid", "val", "test", "testing", "testset")
 
 def read_syn(folder: Path, size: Size) -> RawData:
     """Synthetic Digits: a folder per digit in a training and a validation folder, which serves as the test set."""
-    return read_pictures({"syn": _parts(folder)}, DIGITS, size or SYN_SIZE)
+    return read_files({"syn": _parts(folder)}, DIGITS, size or SYN_SIZE)
 
 
 def read_mnist_m(folder: Path, size: Size) -> RawData:
     """MNIST-M as its authors hand it out, with lists of labels; or with a folder per digit."""
     if not (folder / "mnist_m_train_labels.txt").is_file():
-        return read_pictures({"mnist_m": _parts(folder)}, DIGITS, size)
+        return read_files({"mnist_m": _parts(folder)}, DIGITS, size)
     files = [file for part in ("train", "test") for file in _listed(folder, part)]
-    return read_pictures({"mnist_m": files}, DIGITS, size)
+    return read_files({"mnist_m": files}, DIGITS, size)
 
 
 def _parts(folder: Path) -> list[LabelledFile]:

@@ -46,20 +46,20 @@ def read_emnist(
 
 def read_idx(path: Path) -> NDArray[np.uint8]:
     """An idx file of bytes: two zeros, the type, the number of dimensions, big-endian sizes, then the values."""
-    found = next((each for each in (path, path.with_name(f"{path.name}.gz")) if each.is_file()), None)
-    if found is None:
+    present = next((each for each in (path, path.with_name(f"{path.name}.gz")) if each.is_file()), None)
+    if present is None:
         raise UserError(f"{path} is not there, nor {path.name}.gz; complete the original files")
     try:
-        with gzip.open(found) if found.suffix == ".gz" else found.open("rb") as file:
+        with gzip.open(present) if present.suffix == ".gz" else present.open("rb") as file:
             zeros, kind, dimensions = struct.unpack(">HBB", file.read(4))
             if zeros or kind != _UNSIGNED_BYTES:
                 raise ValueError("not an idx file of bytes")
             shape = struct.unpack(f">{dimensions}I", file.read(4 * dimensions))
             # What is packed may be far larger than the file: no more is unpacked than the header promises.
-            content = file.read(refuse_giants(found, shape) + 1)
+            content = file.read(refuse_giants(present, shape) + 1)
         return np.frombuffer(content, dtype=np.uint8).reshape(shape)
     except (OSError, EOFError, ValueError, struct.error, zlib.error) as problem:
-        raise damaged(found, problem) from None
+        raise damaged(present, problem) from None
 
 
 def _part(folder: Path, pixels: str, labels: str) -> Images:

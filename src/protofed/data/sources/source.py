@@ -139,11 +139,11 @@ class Original(Source):
     def _odd_counts(self, raw: RawData) -> list[str]:
         notes: list[str] = []
         for name, domain in raw.domains.items():
-            found = (len(domain.train), len(domain.test))
-            expected = self.counts.get(name, found)
-            if found != expected:
+            counted = (len(domain.train), len(domain.test))
+            expected = self.counts.get(name, counted)
+            if counted != expected:
                 notes.append(
-                    f"domain {name} has {found[0]} training and {found[1]} test images; "
+                    f"domain {name} has {counted[0]} training and {counted[1]} test images; "
                     f"the whole set has {expected[0]} and {expected[1]}"
                 )
         return notes

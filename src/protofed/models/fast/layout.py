@@ -32,7 +32,7 @@ def choose_layout(
     """
     models = list(models)
     convolutions = [[part for part in model.modules() if isinstance(part, nn.Conv2d)] for model in models]
-    broken = any(_breaks_channels_last(part) for found in convolutions for part in found)
+    broken = any(_breaks_channels_last(layer) for layers in convolutions for layer in layers)
     if name == "channels-last" and broken:
         raise UserError(
             "layout=channels-last: on a CPU, torch corrupts memory in strided 1x1 convolutions of fewer than "
