@@ -36,7 +36,7 @@ def register(name: str) -> Callable[[M], M]:
 
 @contextmanager
 def registered(cls: type[Method]) -> Iterator[str]:
-    """Inside: a name by which the class can be run; that of its own, or one that is forgotten afterwards."""
+    """Inside: a name by which the class can be run, its own or one that is forgotten afterwards."""
     own = next((name for name in method_names() if _methods[name] is cls), None)
     if own is not None:
         yield own
@@ -77,14 +77,14 @@ def knobs(cls: type[Method]) -> list[SettingInfo]:
 
 def make_method(cls: type[Method], settings: Mapping[str, object], preset: str | None = None) -> Method:
     """The method with a preset's and the user's settings; each is checked against its type."""
-    field_names = {setting.name: name for name, setting in _hyper_parameters(cls).items()}
-    known = {setting.name: setting for setting in _hyper_parameters(cls).values()}
+    hyper_parameters = _hyper_parameters(cls)
+    known = {setting.name: setting for setting in hyper_parameters.values()}
     values = checked(known, {**preset_settings(cls, preset), **settings}, cls.__name__)
-    return cls(**{field_names[name]: value for name, value in values.items()})
+    return cls(**{name: values[entry.name] for name, entry in hyper_parameters.items() if entry.name in values})
 
 
 def _hyper_parameters(cls: type[Method]) -> dict[str, SettingInfo]:
-    """By the name of the field, which may be called otherwise by users."""
+    """The settings of a method by the names of its fields; users may know them by other names."""
     hints = get_type_hints(cls, include_extras=True)
     return {
         entry.name: SettingInfo.of(
@@ -129,7 +129,7 @@ def load_plugin(path: str) -> ModuleType:
 
 @cache
 def _import_known_methods() -> None:
-    """Import every file of the methods room, and the entry points of installed packages."""
+    """Import every module of `protofed.methods`, and the entry points of installed packages."""
     package = importlib.import_module("protofed.methods")
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"{package.__name__}.{module.name}")

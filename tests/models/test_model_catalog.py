@@ -47,7 +47,7 @@ def test_bad_options(options: dict[str, object], message: str) -> None:
 
 
 def test_option_of_a_model_without_options() -> None:
-    with pytest.raises(UserError, match="model.width: model 'lenet5' has no settings of its own"):
+    with pytest.raises(UserError, match=r"model.width: model 'lenet5' has no settings of its own"):
         build_model("lenet5", (1, 28, 28), 10, {"width": 8})
 
 
@@ -105,7 +105,7 @@ def test_plugin_model() -> None:
     assert (scale.values, scale.default, scale.description) == ("a number > 0 and <= 1", 1.0, "of the weights")
     assert describe("tiny").options["kind"].values == "plain"
     assert describe("tiny").options["size"].default is inspect.Parameter.empty
-    with pytest.raises(UserError, match="model 'tiny' needs the setting model.size, a whole number"):
+    with pytest.raises(UserError, match=r"model 'tiny' needs the setting model.size, a whole number"):
         build_model("tiny", (1, 2, 2), 3)
 
 

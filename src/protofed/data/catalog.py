@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofed.data import digits, lesions
-from protofed.data.folders import SHAPE_OF_A_FOLDER, npz_files, read_folder, read_npz, visible_folders
+from protofed.data.folders import FOLDER_LAYOUT, npz_files, read_folder, read_npz, visible_folders
 from protofed.data.images import Dataset, Domain, Images, RawData, square, unify
 from protofed.data.labels import regroup
 from protofed.data.manifest import read_manifest
@@ -213,7 +213,7 @@ def _read(
         known = (
             {*_REGISTRY, *SOURCES, *(folder.name for folder in visible_folders(root) if root)} if root else _REGISTRY
         )
-        raise UserError(f"{unknown_name('data', spec, known)}; or give a folder: {SHAPE_OF_A_FOLDER}")
+        raise UserError(f"{unknown_name('data', spec, known)}; or give a folder: {FOLDER_LAYOUT}")
     if path.suffix.lower() in (".csv", ".npz"):
         raise UserError(f"the file {spec} does not exist; give a manifest, a folder or a name ({', '.join(_REGISTRY)})")
     return read_folder(path, image_size), path.name

@@ -68,40 +68,6 @@ def majority_labels(groups: Sequence[G], labels: Sequence[str]) -> dict[G, str]:
     return {group: min(count, key=lambda label: (-count[label], label)) for group, count in counts.items()}
 
 
-def read_domains(
-    files: Mapping[str, Sequence[LabelledFile]],
-    classes: Sequence[str],
-    size: tuple[int, int] | None,
-    read: PixelReader | None = None,
-) -> RawData:
-    """The files of each domain as images, with warnings; every image gets `size`, or the size that a domain's share."""
-    index = {name: number for number, name in enumerate(classes)}
-    domains: dict[str, Domain] = {}
-    warnings: list[str] = []
-    for name, members in files.items():
-        domains[name], notes = _read_domain(name, members, index, size, read or read_images)
-        warnings += notes
-    return RawData(tuple(classes), domains, warnings=tuple(warnings))
-
-
-def _read_domain(
-    name: str,
-    files: Sequence[LabelledFile],
-    class_index: Mapping[str, int],
-    size: tuple[int, int] | None,
-    read: PixelReader,
-) -> tuple[Domain, list[str]]:
-    x, notes = read([file.path for file in files], size)
-    y = torch.tensor([class_index[file.label] for file in files], dtype=torch.int64)
-    parts: dict[str, Images] = {}
-    for part in ("train", "test"):
-        positions = [position for position, file in enumerate(files) if file.part == part]
-        if not positions:
-            raise UserError(f"domain {name} has no {part} images; put at least one image of it into {part}")
-        parts[part] = Images(x, y).take(positions)
-    return Domain(name, parts["train"], parts["test"]), [f"domain {name}: {note}" for note in notes]
-
-
 def read_images(paths: Sequence[Path], size: tuple[int, int] | None = None) -> tuple[Tensor, list[str]]:
     """Pixels uint8 [N, C, H, W] and warnings: colour if any image is, and of one size.
 
@@ -134,6 +100,40 @@ def read_images(paths: Sequence[Path], size: tuple[int, int] | None = None) -> t
         if bits < 16:
             notes.append(shallow_note(bits))
     return torch.from_numpy(pixels), notes
+
+
+def read_domains(
+    files: Mapping[str, Sequence[LabelledFile]],
+    classes: Sequence[str],
+    size: tuple[int, int] | None,
+    read: PixelReader = read_images,
+) -> RawData:
+    """The files of each domain as images, with warnings; every image gets `size`, or the size that a domain's share."""
+    index = {name: number for number, name in enumerate(classes)}
+    domains: dict[str, Domain] = {}
+    warnings: list[str] = []
+    for name, members in files.items():
+        domains[name], notes = _read_domain(name, members, index, size, read)
+        warnings += notes
+    return RawData(tuple(classes), domains, warnings=tuple(warnings))
+
+
+def _read_domain(
+    name: str,
+    files: Sequence[LabelledFile],
+    class_index: Mapping[str, int],
+    size: tuple[int, int] | None,
+    read: PixelReader,
+) -> tuple[Domain, list[str]]:
+    x, notes = read([file.path for file in files], size)
+    y = torch.tensor([class_index[file.label] for file in files], dtype=torch.int64)
+    parts: dict[str, Images] = {}
+    for part in ("train", "test"):
+        positions = [position for position, file in enumerate(files) if file.part == part]
+        if not positions:
+            raise UserError(f"domain {name} has no {part} images; put at least one image of it into {part}")
+        parts[part] = Images(x, y).take(positions)
+    return Domain(name, parts["train"], parts["test"]), [f"domain {name}: {note}" for note in notes]
 
 
 def depth(peak: float) -> int:

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from protofed.data.files import IMAGE_SUFFIXES, LabelledFile, class_order, depth, is_image, read_domains, shallow_note
 from protofed.data.images import Domain, Images, RawData
-from protofed.data.npz import BROKEN, HoldsObjects, read_arrays
+from protofed.data.npz import READ_ERRORS, ObjectArrayError, read_arrays
 from protofed.errors import UserError
 
-SHAPE_OF_A_FOLDER = (
+FOLDER_LAYOUT = (
     "a folder holds one DOMAIN.npz per domain (x_train, y_train, x_test, y_test), "
     "or images as DOMAIN/train/CLASS/*.png and DOMAIN/test/CLASS/*.png"
 )
@@ -25,15 +25,15 @@ _MOST_CLASSES = 10_000
 def read_folder(folder: Path, image_size: tuple[int, int] | None = None) -> RawData:
     """The domains of a folder; npz files win where there are both forms. Image files are read at `image_size`."""
     if not folder.exists():
-        raise UserError(f"folder {folder} does not exist; {SHAPE_OF_A_FOLDER}")
+        raise UserError(f"folder {folder} does not exist; {FOLDER_LAYOUT}")
     if not folder.is_dir():
-        raise UserError(f"{folder} is not a folder; {SHAPE_OF_A_FOLDER}")
+        raise UserError(f"{folder} is not a folder; {FOLDER_LAYOUT}")
     archives = npz_files(folder)
     if archives:
         return read_npz(archives, source=f"folder {folder.name} (npz)")
     domains = visible_folders(folder)
     if not domains:
-        raise UserError(f"folder {folder} is empty of data; {SHAPE_OF_A_FOLDER}")
+        raise UserError(f"folder {folder} is empty of data; {FOLDER_LAYOUT}")
     if {"train", "test"} <= {domain.name for domain in domains}:
         raise UserError(f"{folder} holds train and test itself; move them into {folder}/DOMAIN, one folder per domain")
     return _read_image_folders(folder, domains, image_size)
@@ -103,9 +103,9 @@ def _load_arrays(path: Path) -> dict[str, NDArray[np.generic]]:
     needed = ("x_train", "y_train", "x_test", "y_test")
     try:
         return read_arrays(path, needed)
-    except HoldsObjects:
+    except ObjectArrayError:
         raise UserError(f"{path} holds Python objects; save plain arrays of numbers and text instead") from None
-    except BROKEN as problem:
+    except READ_ERRORS as problem:
         if isinstance(problem, KeyError) and set(str(problem.args[0]).split(", ")) <= set(needed):
             raise UserError(f"{path} lacks {problem.args[0]}; it must hold {', '.join(needed)}") from None
         raise _broken(path, problem) from None

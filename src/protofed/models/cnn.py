@@ -3,7 +3,7 @@
 from torch import nn
 
 from protofed.models.catalog import register_model, require_side
-from protofed.models.layers import Convolution, dense
+from protofed.models.layers import ConvPoolReLU, dense
 from protofed.models.split import ImageShape, Split
 
 
@@ -13,9 +13,9 @@ def cnn(image_shape: ImageShape, classes: int) -> Split:
     require_side("cnn", image_shape, 8)
     channels, height, width = image_shape
     stages: dict[str, nn.Module] = {
-        "conv1": Convolution(channels, 16, kernel=3, padding=1),
-        "conv2": Convolution(16, 32, kernel=3, padding=1),
-        "conv3": Convolution(32, 64, kernel=3, padding=1),
+        "conv1": ConvPoolReLU(channels, 16, kernel=3, padding=1),
+        "conv2": ConvPoolReLU(16, 32, kernel=3, padding=1),
+        "conv3": ConvPoolReLU(32, 64, kernel=3, padding=1),
         "fc1": dense(64 * (height // 8) * (width // 8), 128),
         "fc2": dense(128, 64),
         "fc": nn.Linear(64, classes),

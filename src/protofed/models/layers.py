@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from protofed.models.fast.strips import convolved_in_strips, worth_strips
 
 
-class Convolution(nn.Sequential):
-    """Convolution, 2x2 max-pool, ReLU: after the pool there is a quarter left to do, and the numbers are the same."""
+class ConvPoolReLU(nn.Sequential):
+    """Convolution, 2x2 max-pool, ReLU: pooling first leaves a quarter of the work to ReLU, with the same result."""
 
     conv: nn.Conv2d
     in_strips = False

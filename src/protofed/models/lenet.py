@@ -3,7 +3,7 @@
 from torch import nn
 
 from protofed.models.catalog import register_model, require_side
-from protofed.models.layers import Convolution, dense
+from protofed.models.layers import ConvPoolReLU, dense
 from protofed.models.split import ImageShape, Split
 
 
@@ -14,8 +14,8 @@ def lenet5(image_shape: ImageShape, classes: int) -> Split:
     channels, height, width = image_shape
     height, width = (((side - 4) // 2 - 4) // 2 for side in (height, width))
     stages: dict[str, nn.Module] = {
-        "conv1": Convolution(channels, 6, kernel=5),
-        "conv2": Convolution(6, 16, kernel=5),
+        "conv1": ConvPoolReLU(channels, 6, kernel=5),
+        "conv2": ConvPoolReLU(6, 16, kernel=5),
         "fc1": dense(16 * height * width, 120),
         "fc2": dense(120, 84),
         "fc": nn.Linear(84, classes),

@@ -37,7 +37,7 @@ prototype_layer: Group = part("addon", "prototypes", "last")
 _EPSILON = 1e-4
 
 
-class Prototypes(nn.Module):
+class PartPrototypes(nn.Module):
     """m = classes x per_class prototypes p_j of shape D x size x size; prototype j is of class j // per_class."""
 
     def __init__(self, classes: int, per_class: int, dim: int, size: int) -> None:
@@ -100,7 +100,7 @@ def with_prototypes(base: Split, *, per_class: int, dim: int, size: int, similar
             "part prototypes compare patches of feature maps, and this model has no convolution before its feature "
             f"vector ({base.cut}); use a convolutional network such as resnet50"
         )
-    prototypes = Prototypes(base.classes, per_class, dim, size)
+    prototypes = PartPrototypes(base.classes, per_class, dim, size)
     stages |= {
         "addon": _addon(channels, dim),
         "prototypes": prototypes,
@@ -128,10 +128,10 @@ def _last(classes: int, labels: Tensor) -> nn.Linear:
     return last
 
 
-def prototypes_of(model: Split) -> Prototypes:
+def prototypes_of(model: Split) -> PartPrototypes:
     """The prototypes of a model that has some."""
     layer = model.stages().get("prototypes")
-    if not isinstance(layer, Prototypes):
+    if not isinstance(layer, PartPrototypes):
         raise UserError("this model has no part prototypes; fedprototypical and fedadapterproto train such models")
     return layer
 

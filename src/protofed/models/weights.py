@@ -98,7 +98,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         if path.suffix == ".safetensors":
             content: object = load_file(path)
         else:
-            _weigh(path)
+            _refuse_oversized(path)
             content = torch.load(path, map_location="cpu", weights_only=True)
     except UserError:
         raise
@@ -116,7 +116,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     return stored
 
 
-def _weigh(path: Path) -> None:
+def _refuse_oversized(path: Path) -> None:
     """Refuse an archive that would unpack to more than memory holds."""
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:

@@ -7,13 +7,13 @@ import numpy as np
 
 from protofed.data.images import Dataset
 from protofed.data.partition.partition import Partition
-from protofed.data.partition.request import Request, fraction_of, parse_whole
+from protofed.data.partition.request import PartitionRequest, fraction_of, parse_whole
 from protofed.data.partition.stratified import IntArray
 from protofed.errors import UserError, unknown_name
 from protofed.seeding import numpy_generator
 
 
-def by_domain(dataset: Dataset, request: Request, ensure_all_classes: bool) -> Partition:
+def by_domain(dataset: Dataset, request: PartitionRequest, ensure_all_classes: bool) -> Partition:
     """Clients that hold images of one domain each."""
     numbers = _clients_per_domain(dataset, request)
     served = [name for name, number in numbers.items() if number]
@@ -53,7 +53,7 @@ def by_domain(dataset: Dataset, request: Request, ensure_all_classes: bool) -> P
     return Partition(request.text, tuple(train), train, empty, domain_of, held_out, tuple(warnings))
 
 
-def _clients_per_domain(dataset: Dataset, request: Request) -> dict[str, int]:
+def _clients_per_domain(dataset: Dataset, request: PartitionRequest) -> dict[str, int]:
     """How many clients each domain has, in the order of the domains."""
     clients = request.clients
     names = list(dataset.domains)
@@ -82,7 +82,7 @@ def _clients_per_domain(dataset: Dataset, request: Request) -> dict[str, int]:
     }
 
 
-def _shares(dataset: Dataset, served: Sequence[str], request: Request) -> dict[str, int | None]:
+def _shares(dataset: Dataset, served: Sequence[str], request: PartitionRequest) -> dict[str, int | None]:
     """How many images a client of each domain should get; None where the domain is divided evenly."""
     sizes = {name: len(dataset.domains[name].train) for name in served}
     if request.fraction is not None:

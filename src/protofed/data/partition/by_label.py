@@ -4,7 +4,7 @@ import numpy as np
 
 from protofed.data.images import Dataset
 from protofed.data.partition.partition import Partition
-from protofed.data.partition.request import Request, fraction_of, parse_number, parse_whole
+from protofed.data.partition.request import PartitionRequest, fraction_of, parse_number, parse_whole
 from protofed.data.partition.stratified import IntArray, stratified_split
 from protofed.errors import UserError
 from protofed.seeding import numpy_generator
@@ -16,7 +16,7 @@ _SMALLEST_PART = 500 / 70_000
 _SMALLEST_SHARE = 0.1
 
 
-def by_label(dataset: Dataset, request: Request, holdout: float, min_size: int | None) -> Partition:
+def by_label(dataset: Dataset, request: PartitionRequest, holdout: float, min_size: int | None) -> Partition:
     """Clients that hold images of all domains, dealt out by label; `holdout` of each client's are kept for its test."""
     labels = dataset.pooled_labels().numpy()
     number = _number_of_clients(request)
@@ -48,7 +48,7 @@ def by_label(dataset: Dataset, request: Request, holdout: float, min_size: int |
     return Partition(request.text, tuple(train), train, kept, dict.fromkeys(train, ""), (), tuple(warnings))
 
 
-def _number_of_clients(request: Request) -> int:
+def _number_of_clients(request: PartitionRequest) -> int:
     clients = request.clients
     inside = request.value if request.kind == "iid" else request.settings.get("clients")
     if inside is not None and clients is not None and str(clients).strip() != inside:
@@ -59,7 +59,9 @@ def _number_of_clients(request: Request) -> int:
     return parse_whole(given, f"protocol {request.text}", "clients")
 
 
-def _pool(labels: IntArray, clients: int, request: Request, rng: np.random.Generator) -> tuple[IntArray, list[str]]:
+def _pool(
+    labels: IntArray, clients: int, request: PartitionRequest, rng: np.random.Generator
+) -> tuple[IntArray, list[str]]:
     """The images to deal out, all of them unless a client's average share is given; and warnings."""
     total = len(labels)
     everything = np.arange(total)
@@ -80,7 +82,7 @@ def _pool(labels: IntArray, clients: int, request: Request, rng: np.random.Gener
     return stratified_split(labels, wanted / total, rng)[1], []
 
 
-def _smallest_share(request: Request, min_size: int | None, total: int, clients: int) -> int:
+def _smallest_share(request: PartitionRequest, min_size: int | None, total: int, clients: int) -> int:
     inside = request.settings.get("min")
     if inside is not None:
         least = parse_whole(inside, f"protocol {request.text}", "min")

@@ -11,7 +11,7 @@ _FORMS = "domains, equal=N, one-per-domain, leave-out=DOMAIN, dirichlet=ALPHA,cl
 
 
 @dataclass(frozen=True)
-class Request:
+class PartitionRequest:
     """A protocol: its text, its kind, the value after the first `=` and further settings; and what goes with it."""
 
     text: str
@@ -29,7 +29,7 @@ class Request:
         return self.kind in _BY_LABEL
 
 
-def parse_protocol(text: str) -> Request:
+def parse_protocol(text: str) -> PartitionRequest:
     """From text such as `domains` or `dirichlet=0.3,clients=10`."""
     first, *others = (part.strip() for part in text.split(","))
     kind, _, value = (piece.strip() for piece in first.partition("="))
@@ -45,7 +45,7 @@ def parse_protocol(text: str) -> Request:
         if key not in allowed or not setting:
             raise UserError(f"protocol {text!r}: {part!r} is not understood; protocols are {_FORMS}")
         settings[key] = setting
-    return Request(text, kind, value, settings)
+    return PartitionRequest(text, kind, value, settings)
 
 
 def parse_number(given: str | float, where: str, what: str) -> float:

@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Annotated
 
 from protofed.data.images import RawData
+from protofed.data.sources.csv_files import find_image, first_match, read_rows
 from protofed.data.sources.pictures import PHOTO_SIZE, GroupedFile, class_folders, read_files, split_80_20
 from protofed.data.sources.source import Size
-from protofed.data.sources.tables import find_image, first_match, read_rows
 from protofed.errors import UserError
 
 BUSI_CLASSES = ("normal", "benign", "malignant")

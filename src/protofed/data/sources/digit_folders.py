@@ -5,10 +5,10 @@ from pathlib import Path
 from protofed.data.files import LabelledFile
 from protofed.data.images import RawData
 from protofed.data.sources.arrays import damaged
+from protofed.data.sources.csv_files import find_image, first_match
 from protofed.data.sources.idx import DIGITS
 from protofed.data.sources.pictures import class_folders, read_files
 from protofed.data.sources.source import Size
-from protofed.data.sources.tables import find_image, first_match
 
 # The originals are 128x128, of which the papers use a quarter; the other digits are no larger.
 SYN_SIZE = (32, 32)

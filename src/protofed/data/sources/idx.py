@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofed.data.images import Images, RawData
-from protofed.data.sources.arrays import damaged, domain, images
+from protofed.data.sources.arrays import damaged, make_domain, make_images
 from protofed.data.sources.source import Size
 from protofed.errors import UserError
 from protofed.limits import refuse_giants
@@ -24,7 +24,7 @@ def read_mnist(folder: Path, _: Size) -> RawData:
     train, test = (
         _part(folder, f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte") for part in ("train", "t10k")
     )
-    return RawData(DIGITS, {"mnist": domain("mnist", train, test, len(DIGITS))})
+    return RawData(DIGITS, {"mnist": make_domain("mnist", train, test, len(DIGITS))})
 
 
 def read_emnist(
@@ -41,7 +41,7 @@ def read_emnist(
         for part in ("train", "test")
     )
     train, test = (Images(part.x.transpose(2, 3).contiguous(), part.y) for part in (train, test))
-    return RawData(classes, {"emnist": domain("emnist", train, test, len(classes))})
+    return RawData(classes, {"emnist": make_domain("emnist", train, test, len(classes))})
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:
@@ -63,7 +63,7 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
 
 
 def _part(folder: Path, pixels: str, labels: str) -> Images:
-    return images(read_idx(folder / pixels), read_idx(folder / labels), str(folder / pixels))
+    return make_images(read_idx(folder / pixels), read_idx(folder / labels), str(folder / pixels))
 
 
 def _mapping(path: Path) -> tuple[str, ...]:

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from protofed.data.images import RawData
-from protofed.data.npz import BROKEN, read_arrays
-from protofed.data.sources.arrays import damaged, domain, images
+from protofed.data.npz import READ_ERRORS, read_arrays
+from protofed.data.sources.arrays import damaged, make_domain, make_images
 from protofed.data.sources.source import Size
 
 _SIDES = (28, 64, 128, 224)
@@ -23,10 +23,10 @@ def medmnist_reader(stem: str, classes: Sequence[str]) -> Callable[[Path, Size],
             archive = read_arrays(path)
             x = np.concatenate([archive["train_images"], archive["val_images"]])
             y = np.concatenate([archive["train_labels"].reshape(-1), archive["val_labels"].reshape(-1)])
-            test = images(archive["test_images"], archive["test_labels"], f"{path}, test")
-        except BROKEN as problem:
+            test = make_images(archive["test_images"], archive["test_labels"], f"{path}, test")
+        except READ_ERRORS as problem:
             raise damaged(path, problem) from None
-        return RawData(tuple(classes), {stem: domain(stem, images(x, y, str(path)), test, len(classes))})
+        return RawData(tuple(classes), {stem: make_domain(stem, make_images(x, y, str(path)), test, len(classes))})
 
     return read
 

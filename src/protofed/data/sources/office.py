@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 from protofed.data.files import LabelledFile, class_order
 from protofed.data.images import RawData
 from protofed.data.sources.arrays import damaged
+from protofed.data.sources.csv_files import first_match
 from protofed.data.sources.pictures import EVERY_TENTH, PHOTO_SIZE, class_folders, read_files, split_every_tenth
 from protofed.data.sources.source import Size
-from protofed.data.sources.tables import first_match
 from protofed.errors import UserError
 
 OFFICE_DOMAINS = ("caltech", "amazon", "webcam", "dslr")

@@ -6,9 +6,9 @@ from typing import Annotated
 
 from protofed.data.files import LabelledFile
 from protofed.data.images import RawData
+from protofed.data.sources.csv_files import Row, find_image, first_match, read_rows, whole_number
 from protofed.data.sources.pictures import PHOTO_SIZE, GroupedFile, read_files, split_80_20
 from protofed.data.sources.source import Size
-from protofed.data.sources.tables import Row, find_image, first_match, read_rows, whole_number
 from protofed.errors import UserError
 
 GRADES = ("No DR", "Mild", "Moderate", "Severe", "Proliferative")

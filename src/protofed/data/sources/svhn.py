@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from protofed.data.images import Images, RawData
-from protofed.data.sources.arrays import damaged, domain, images
+from protofed.data.sources.arrays import damaged, make_domain, make_images
 from protofed.data.sources.idx import DIGITS
 from protofed.data.sources.source import Size
 from protofed.errors import UserError
@@ -15,7 +15,7 @@ from protofed.limits import refuse_giants
 def read_svhn(folder: Path, _: Size) -> RawData:
     """Training and test set; the extra images are not used."""
     train, test = (_part(folder / f"{part}_32x32.mat") for part in ("train", "test"))
-    return RawData(DIGITS, {"svhn": domain("svhn", train, test, len(DIGITS))})
+    return RawData(DIGITS, {"svhn": make_domain("svhn", train, test, len(DIGITS))})
 
 
 def _part(path: Path) -> Images:
@@ -33,4 +33,4 @@ def _part(path: Path) -> Images:
     except Exception as problem:
         # A damaged file can surface anywhere in the reader, as any exception.
         raise damaged(path, problem) from None
-    return images(pixels, labels, str(path))
+    return make_images(pixels, labels, str(path))

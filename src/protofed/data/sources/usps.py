@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from protofed.data.images import Images, RawData
-from protofed.data.sources.arrays import damaged, domain, from_unit, images
+from protofed.data.sources.arrays import damaged, from_unit, make_domain, make_images
 from protofed.data.sources.idx import DIGITS
 from protofed.data.sources.source import Size
 from protofed.errors import UserError
@@ -25,7 +25,7 @@ def read_usps(folder: Path, _: Size) -> RawData:
         train, test = _libsvm(folder / "usps.bz2"), _libsvm(folder / "usps.t.bz2")
     else:
         train, test = _h5(folder / "usps.h5")
-    return RawData(DIGITS, {"usps": domain("usps", train, test, len(DIGITS))})
+    return RawData(DIGITS, {"usps": make_domain("usps", train, test, len(DIGITS))})
 
 
 def _libsvm(path: Path) -> Images:
@@ -47,7 +47,7 @@ def _libsvm(path: Path) -> Images:
         pixels = from_unit((np.stack(rows) + 1) / 2).reshape(-1, _SIDE, _SIDE)
     except (OSError, EOFError, ValueError, IndexError) as problem:
         raise damaged(path, problem) from None
-    return images(pixels, labels, str(path))
+    return make_images(pixels, labels, str(path))
 
 
 def _h5(path: Path) -> tuple[Images, Images]:
@@ -65,7 +65,7 @@ def _h5(path: Path) -> tuple[Images, Images]:
                 refuse_giants(path, tuple(file[part]["data"].shape), 4)
                 refuse_giants(path, tuple(file[part]["target"].shape), 8)
                 pixels = np.asarray(file[part]["data"], dtype=np.float32).reshape(-1, _SIDE, _SIDE)
-                parts.append(images(from_unit(pixels), np.asarray(file[part]["target"]), f"{path}, {part}"))
+                parts.append(make_images(from_unit(pixels), np.asarray(file[part]["target"]), f"{path}, {part}"))
     except (OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError) as problem:
         raise damaged(path, problem) from None
     return parts[0], parts[1]

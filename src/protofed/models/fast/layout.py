@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from protofed.errors import UserError
-from protofed.models.layers import Convolution
+from protofed.models.layers import ConvPoolReLU
 
 LAYOUTS = ("auto", "standard", "channels-last", "strips")
 
@@ -83,5 +83,5 @@ def torchs_own_kernels(model: nn.Module) -> Iterator[None]:
             part.in_strips = True
 
 
-def _strippable(model: nn.Module) -> list[Convolution]:
-    return [part for part in model.modules() if isinstance(part, Convolution) and part.fits_strips]
+def _strippable(model: nn.Module) -> list[ConvPoolReLU]:
+    return [part for part in model.modules() if isinstance(part, ConvPoolReLU) and part.fits_strips]
