@@ -26,8 +26,7 @@ from protofed.clients import plain_name
 from protofed.data import load
 from protofed.data.npz import READ_ERRORS, read_arrays
 from protofed.data.sources.cifar import _batch
-from protofed.data.sources.idx import read_idx
-from protofed.data.sources.usps import _libsvm
+from protofed.data.sources.digits import _libsvm, read_idx
 from protofed.errors import UserError
 from protofed.experiments.published import Preset, find_preset
 from protofed.experiments.results import Run

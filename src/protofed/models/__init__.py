@@ -1,6 +1,6 @@
 """Models as chains of named stages: building them by name, choosing their tensors, loading their weights."""
 
-from protofed.models import cnn, lenet, mlp, resnet  # reading them registers their models
+from protofed.models import resnet, small  # reading them registers their models
 from protofed.models.catalog import (
     ModelInfo,
     build_model,
@@ -37,16 +37,13 @@ __all__ = [
     "WeightsReport",
     "build_model",
     "choose_layout",
-    "cnn",
     "describe",
     "everything",
     "features",
     "head",
     "in_full_precision",
     "laid_out",
-    "lenet",
     "load_weights",
-    "mlp",
     "model_names",
     "normalisation",
     "nothing",
@@ -57,6 +54,7 @@ __all__ = [
     "require_side",
     "resnet",
     "running_statistics",
+    "small",
     "tensors",
     "to_common_length",
     "torchs_own_kernels",

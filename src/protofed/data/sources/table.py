@@ -5,19 +5,22 @@ from collections.abc import Iterator
 from importlib.resources import files
 from typing import Any
 
-from protofed.data.sources.chest import read_covid_qu_ex, read_india, read_montgomery, read_shenzhen
 from protofed.data.sources.cifar import read_cifar10
-from protofed.data.sources.clinic import read_busi, read_neojaundice
-from protofed.data.sources.digit_folders import read_mnist_m, read_syn
+from protofed.data.sources.digits import read_emnist, read_mnist, read_mnist_m, read_svhn, read_syn, read_usps
 from protofed.data.sources.femnist import read_femnist
-from protofed.data.sources.idx import read_emnist, read_mnist
+from protofed.data.sources.medical import (
+    read_busi,
+    read_covid_qu_ex,
+    read_india,
+    read_montgomery,
+    read_neojaundice,
+    read_shenzhen,
+)
 from protofed.data.sources.medmnist import medmnist_reader
 from protofed.data.sources.office import read_office_caltech10, read_pacs
 from protofed.data.sources.pictures import EIGHTY_TWENTY, EVERY_TENTH
 from protofed.data.sources.retina import read_aptos, read_eyepacs, read_idrid, read_kaggle_dr, read_retino
 from protofed.data.sources.source import Benchmark, Original, Reader, Source
-from protofed.data.sources.svhn import read_svhn
-from protofed.data.sources.usps import read_usps
 
 _SPLITS = {
     "80/20": EIGHTY_TWENTY,

@@ -1,15 +1,19 @@
-"""Chest X-rays: tuberculosis at three sites, and COVID-QU-Ex."""
+"""Chest X-rays (tuberculosis, COVID-QU-Ex), breast ultrasound (BUSI), and newborns' skin (NeoJaundice)."""
 
 from pathlib import Path
+from typing import Annotated
 
 from protofed.data.files import LabelledFile
 from protofed.data.images import RawData
-from protofed.data.sources.pictures import PHOTO_SIZE, GroupedFile, images_in, read_files, split_80_20
+from protofed.data.sources.csv_files import find_image, first_match, read_rows
+from protofed.data.sources.pictures import PHOTO_SIZE, GroupedFile, class_folders, images_in, read_files, split_80_20
 from protofed.data.sources.source import Size
 from protofed.errors import UserError
 
 TB_CLASSES = ("normal", "tuberculosis")
 COVID_CLASSES = ("COVID-19", "Non-COVID", "Normal")
+BUSI_CLASSES = ("normal", "benign", "malignant")
+JAUNDICE_CLASSES = ("low bilirubin", "high bilirubin")
 
 
 def read_montgomery(folder: Path, size: Size) -> RawData:
@@ -60,3 +64,30 @@ def _tuberculosis(name: str, pictures: list[GroupedFile], size: Size) -> RawData
 def _beside_masks(folder: Path) -> list[Path]:
     """The images of a class: in a folder `images` beside one of masks, or directly in the folder of the class."""
     return images_in(folder / "images" if (folder / "images").is_dir() else folder)
+
+
+def read_busi(folder: Path, size: Size) -> RawData:
+    """BUSI without the masks of its tumours."""
+    pictures = [one for one in class_folders(folder, BUSI_CLASSES) if "_mask" not in one.path.stem]
+    return read_files({"busi": split_80_20("busi", pictures)}, BUSI_CLASSES, size or PHOTO_SIZE)
+
+
+def read_neojaundice(
+    folder: Path,
+    size: Size,
+    *,
+    bilirubin: Annotated[float, "serum bilirubin in mg/dL from which a newborn counts as high"] = 12.9,
+) -> RawData:
+    """NeoJaundice of MedFMC: three photographs of each newborn, which stay together."""
+    table = first_match(folder, "*.csv")
+    rows = read_rows(table, image=("image_idx",), patient=("patient_id",), blood=("blood(mg/dL)",))
+    pictures: list[GroupedFile] = []
+    for row in rows:
+        try:
+            high = float(row["blood"]) >= bilirubin
+        except ValueError:
+            raise UserError(f"{table}: {row['image']} has the bilirubin {row['blood']!r}, which is no number") from None
+        path = find_image([folder / "images", folder], row["image"], table)
+        pictures.append(GroupedFile(path, JAUNDICE_CLASSES[high], row["patient"]))
+    files = {"neojaundice": split_80_20("neojaundice", pictures)}
+    return read_files(files, JAUNDICE_CLASSES, size or PHOTO_SIZE)
