@@ -74,7 +74,7 @@ _REGISTRY: dict[str, _Registered] = {}
 def register_data(
     name: str, loader: Reader, description: str, *, domains: tuple[str, ...] = (), licence: str = ""
 ) -> None:
-    """Make a data set known by name; `loader` is called when it is asked for, and should keep what is slow to make.
+    """Make a data set known by name; `loader` is called when it is asked for, and should cache what is slow.
 
     Keyword-only arguments of the loader, with a type and a default, are settings: `--set data.KEY=VALUE`.
     """
@@ -106,7 +106,7 @@ def available(data_root: str | Path | None = None) -> list[DataInfo]:
 
 
 def form_of(name: str, data_root: str | Path | None = None) -> Form:
-    """As what the data of a name would be read: the data root comes first, our own forms before original files."""
+    """The form in which data of this name would be read: the data root first, our own forms before original files."""
     root = data_root_of(data_root)
     folder = root / name if root and (root / name).is_dir() else None
     if folder and npz_files(folder):
@@ -120,7 +120,7 @@ def form_of(name: str, data_root: str | Path | None = None) -> Form:
 
 
 def data_options(spec: str) -> dict[str, SettingInfo]:
-    """The settings that the data of a name takes beside the general ones: those of its reader."""
+    """The settings of the reader of a data set, besides those that every data set takes."""
     options = SOURCES[spec].options if spec in SOURCES else {}
     return {**options, **(_REGISTRY[spec].options if spec in _REGISTRY else {})}
 
@@ -242,7 +242,7 @@ def _select(raw: RawData, wanted: str) -> RawData:
 
 
 def _gaps(raw: RawData) -> list[str]:
-    """Warnings for classes that a domain cannot teach or cannot test; a training set may lack classes legally."""
+    """Warnings for classes of which a domain has no training or no test images; neither is an error."""
     warnings: list[str] = []
     for domain in raw.domains.values():
         counts = _summary(domain, len(raw.classes))
@@ -257,7 +257,7 @@ def _leaks(raw: RawData) -> list[str]:
     """Warnings for test images that are also training images of the same domain, byte by byte."""
     warnings: list[str] = []
     for domain in raw.domains.values():
-        # Few training images can be a test image at all; only these are worth a digest.
+        # Few training images can equal a test image at all; only these are worth a digest.
         suspects = np.isin(_keys(domain.train), _keys(domain.test))
         train_digests = set(_digests(domain.train.x.numpy()[suspects]))
         shared = sum(digest in train_digests for digest in _digests(domain.test.x.numpy()))
@@ -267,7 +267,7 @@ def _leaks(raw: RawData) -> list[str]:
 
 
 def _keys(images: Images) -> NDArray[np.uint64]:
-    """A number for every picture; equal pictures have equal numbers, different ones hardly ever."""
+    """A hash of every image: equal images have equal hashes, different ones hardly ever."""
     flat = images.x.numpy().reshape(len(images), -1)
     words = np.ascontiguousarray(flat[:, : flat.shape[1] // 8 * 8]).view(np.uint64)
     factors = np.random.default_rng(0).integers(2**64, size=words.shape[1], dtype=np.uint64) | np.uint64(1)

@@ -108,7 +108,7 @@ def read_domains(
     size: tuple[int, int] | None,
     read: PixelReader = read_images,
 ) -> RawData:
-    """The files of each domain as images, with warnings; every image gets `size`, or the size that a domain's share."""
+    """The files of each domain as images, with warnings; every image gets `size`, or one common to its domain."""
     index = {name: number for number, name in enumerate(classes)}
     domains: dict[str, Domain] = {}
     warnings: list[str] = []
@@ -187,7 +187,7 @@ def _decode(path: Path, size: tuple[int, int], header: _Header, colour: bool) ->
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Image.Image]:
-    """An image file; whatever its decoder thinks of a damaged one becomes a single line."""
+    """An opened image file; whatever its decoder raises becomes a UserError of one line."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -127,8 +127,8 @@ class Dataset:
     def take_train(self, indices: Indices) -> Images:
         """Training images by their place in the pooled training set, in that order; the rest is not touched."""
         positions = torch.as_tensor(indices, dtype=torch.int64)
-        # However they were read, and whoever else is there, a client's images lie in memory in one way: augmentation
-        # would otherwise round differently.
+        # A client's images have one memory layout, however they were read and whoever else is there: otherwise
+        # augmentation would round differently.
         taken = Images(torch.empty(len(positions), *self.image_shape, dtype=torch.uint8), torch.empty_like(positions))
         missing = len(positions)
         for name, where in self.offsets.items():

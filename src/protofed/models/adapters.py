@@ -58,7 +58,7 @@ def output_channels(*stages: nn.Module) -> int:
 
 
 def init_convolution(convolution: nn.Conv2d) -> None:
-    """Initial weights of what is put on top of a backbone: Kaiming (fan-out), no bias."""
+    """Kaiming weights (fan-out) and a bias of zero, for layers on top of a backbone."""
     nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
     assert convolution.bias is not None
     nn.init.zeros_(convolution.bias)

@@ -13,7 +13,7 @@ from protofed.models.split import Split
 
 
 def tensors(model: nn.Module) -> dict[str, Tensor]:
-    """The learnable parameters and floating-point buffers by name; integer buffers merely count batches."""
+    """The learnable parameters and floating-point buffers by name; integer buffers only count batches."""
     buffers = {name: buffer for name, buffer in model.named_buffers() if buffer.is_floating_point()}
     return {**dict(model.named_parameters()), **buffers}
 

@@ -1,4 +1,4 @@
-"""How a network convolves, and how its tensors lie in memory: a matter of speed; of results only in their last bits."""
+"""The memory layout of a network, and how it convolves: this changes its speed, and results only in the last bits."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -58,7 +58,7 @@ def _breaks_channels_last(convolution: nn.Conv2d) -> bool:
 
 
 def _fits_strips(model: nn.Module) -> bool:
-    """Whether all its convolutions do."""
+    """Whether all convolutions of a model can be computed in strips."""
     fitting = {part.conv for part in _strippable(model)}
     return all(part in fitting for part in model.modules() if isinstance(part, nn.Conv2d))
 
@@ -72,7 +72,7 @@ def laid_out(model: M, layout: str) -> M:
 
 @contextmanager
 def torchs_own_kernels(model: nn.Module) -> Iterator[None]:
-    """Inside, the model computes with what torch itself brings: `torch.func` and exporters know nothing else."""
+    """Inside, the model uses torch's own operators only: `torch.func` and exporters know no others."""
     changed = [part for part in _strippable(model) if part.in_strips]
     for part in changed:
         part.in_strips = False
