@@ -21,7 +21,7 @@ import torch
 import protofed
 from benchmarks import RESULTS, report, table
 from protofed.data.images import to_size
-from protofed.data.lesions import ATLAS, CLASSES, SIDE, SITES, lesion_places, load_lesions
+from protofed.data.lesions import ATLAS, CLASSES, SIDE, SITES, draw_images, load_lesions
 from protofed.explain.evidence import explain_with
 from protofed.explain.faithfulness import pointing_game
 from protofed.runs.opened import OpenRun
@@ -105,7 +105,7 @@ def play(work: Work, seed: int, weights: Path, folder: Path) -> Outcome:
         explained = explain_with(opened, client, to_size(test.x, size), top=1)
         correct = [view.predicted == label for view, label in zip(explained, test.y.tolist(), strict=True)]
         ill = [i for i, is_right in enumerate(correct) if is_right and CLASSES[int(test.y[i])] == "diseased"]
-        places = lesion_places(site)[ill] * (work.image_size / SIDE)
+        places = draw_images(site, "test")[2][ill] * (work.image_size / SIDE)
         rng = numpy_generator(seed, "pointing", client)
         found, random = pointing_game([explained[i] for i in ill], places, size, rng)
         hits, chance, right = hits + found, chance + random, right + correct

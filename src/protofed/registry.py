@@ -6,20 +6,18 @@ import pkgutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import Field, dataclass, fields
+from dataclasses import fields
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
-from types import ModuleType, NoneType, UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
-
-from pydantic import TypeAdapter, ValidationError
+from types import ModuleType
+from typing import Any, TypeVar, get_type_hints
 
 from protofed.errors import UserError, unknown_name
 from protofed.method import Method
+from protofed.settings import SettingInfo, checked, settings_below
 
 M = TypeVar("M", bound=type[Method])
-V = TypeVar("V")
 
 _methods: dict[str, type[Method]] = {}
 
@@ -38,7 +36,7 @@ def register(name: str) -> Callable[[M], M]:
 
 @contextmanager
 def registered(cls: type[Method]) -> Iterator[str]:
-    """Inside: a name by which the class can be run; that of its own, or one that is forgotten afterwards."""
+    """Inside: a name by which the class can be run, its own or one that is forgotten afterwards."""
     own = next((name for name in method_names() if _methods[name] is cls), None)
     if own is not None:
         yield own
@@ -61,47 +59,42 @@ def find_method(name: str) -> type[Method]:
     """The class behind a registered name or behind `file.py:Class`."""
     if ".py:" in name:
         path, _, class_name = name.rpartition(":")
-        found = getattr(load_plugin(path), class_name, None)
-        if not (isinstance(found, type) and issubclass(found, Method)):
+        cls = getattr(load_plugin(path), class_name, None)
+        if not (isinstance(cls, type) and issubclass(cls, Method)):
             raise UserError(f"{path} has no class {class_name!r} that extends protofed.Method")
-        return found
+        return cls
     _import_known_methods()
     if name not in _methods:
         raise unknown_name("method", name, _methods)
     return _methods[name]
 
 
-@dataclass(frozen=True)
-class Knob:
-    """One hyper-parameter of a method, as `protofed methods NAME` shows it."""
-
-    name: str
-    values: str
-    default: object
-    description: str
-
-
-def knobs(cls: type[Method]) -> list[Knob]:
+def knobs(cls: type[Method]) -> list[SettingInfo]:
     """The hyper-parameters of a method; its own first, then those every method has."""
-    hints = get_type_hints(cls, include_extras=True)
     shared = {entry.name for entry in fields(Method)}
-    listed = [
-        Knob(_public_name(entry), in_words(hints[entry.name]), entry.default, entry.metadata.get("description", ""))
-        for entry in fields(cls)
-    ]
-    return sorted(listed, key=lambda item: item.name in shared)
+    return [setting for _, setting in sorted(_hyper_parameters(cls).items(), key=lambda item: item[0] in shared)]
 
 
 def make_method(cls: type[Method], settings: Mapping[str, object], preset: str | None = None) -> Method:
     """The method with a preset's and the user's settings; each is checked against its type."""
-    chosen: dict[str, Any] = {**preset_settings(cls, preset), **settings}
+    hyper_parameters = _hyper_parameters(cls)
+    known = {setting.name: setting for setting in hyper_parameters.values()}
+    values = checked(known, {**preset_settings(cls, preset), **settings}, cls.__name__)
+    return cls(**{name: values[entry.name] for name, entry in hyper_parameters.items() if entry.name in values})
+
+
+def _hyper_parameters(cls: type[Method]) -> dict[str, SettingInfo]:
+    """The settings of a method by the names of its fields; users may know them by other names."""
     hints = get_type_hints(cls, include_extras=True)
-    known = {_public_name(entry): entry.name for entry in fields(cls)}
-    for name in chosen:
-        if name not in known:
-            raise unknown_name(f"setting of {cls.__name__}", name, known)
-    checked: dict[str, Any] = {known[name]: _checked(name, value, hints[known[name]]) for name, value in chosen.items()}
-    return cls(**checked)
+    return {
+        entry.name: SettingInfo.of(
+            entry.metadata.get("name", entry.name),
+            hints[entry.name],
+            entry.default,
+            entry.metadata.get("description", ""),
+        )
+        for entry in fields(cls)
+    }
 
 
 def preset_settings(cls: type[Method], preset: str | None, prefix: str = "") -> dict[str, Any]:
@@ -111,18 +104,6 @@ def preset_settings(cls: type[Method], preset: str | None, prefix: str = "") -> 
     if preset not in cls.presets:
         raise unknown_name(f"preset of {cls.__name__}", preset, cls.presets)
     return settings_below(prefix, cls.presets[preset])
-
-
-def settings_below(prefix: str, settings: Mapping[str, V]) -> dict[str, V]:
-    """The entries below `prefix.` by what follows it, or those without any prefix where it is empty."""
-    if prefix:
-        return {key.removeprefix(f"{prefix}."): v for key, v in settings.items() if key.startswith(f"{prefix}.")}
-    return {key: value for key, value in settings.items() if "." not in key}
-
-
-def _public_name(entry: Field[Any]) -> str:
-    """What the user calls a hyper-parameter."""
-    return str(entry.metadata.get("name", entry.name))
 
 
 def load_plugin(path: str) -> ModuleType:
@@ -148,36 +129,9 @@ def load_plugin(path: str) -> ModuleType:
 
 @cache
 def _import_known_methods() -> None:
-    """Import every file of the methods room, and the entry points of installed packages."""
+    """Import every module of `protofed.methods`, and the entry points of installed packages."""
     package = importlib.import_module("protofed.methods")
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"{package.__name__}.{module.name}")
     for plugin in entry_points(group="protofed"):
         plugin.load()
-
-
-def _checked(name: str, value: object, hint: Any) -> object:
-    if isinstance(value, str):
-        value = value.strip()
-    try:
-        return TypeAdapter(hint).validate_python(value)
-    except ValidationError:
-        raise UserError(f"{name}={value} is not valid; {name} takes {in_words(hint)}") from None
-
-
-def in_words(hint: Any) -> str:
-    """What a setting of this type takes, in words a user can type."""
-    if get_origin(hint) is Annotated:
-        base, *constraints = get_args(hint)
-        bounds = [part for item in constraints for part in getattr(item, "metadata", ())]
-        texts = [f"{sign} {getattr(b, key)}" for b in bounds for key, sign in _SIGNS.items() if hasattr(b, key)]
-        return " ".join([in_words(base), " and ".join(texts)]).strip()
-    choices = [choice for choice in get_args(hint) if choice is not NoneType]
-    if get_origin(hint) in (Union, UnionType):
-        return " or ".join(in_words(choice) for choice in choices)
-    if choices:
-        return "|".join(str(choice) for choice in choices)
-    return {bool: "on|off", int: "a whole number", float: "a number", str: "a text"}.get(hint, str(hint))
-
-
-_SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}

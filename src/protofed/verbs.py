@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from protofed.models.layers import in_full_precision
 from protofed.models.net import Net
-from protofed.precision import in_full_precision
 from protofed.records import ClassTable, Mean, PrototypeSet, Record, Tally, Weights
 
 T = TypeVar("T")

@@ -1,13 +1,13 @@
 import numpy as np
 
 from protofed.data import load
-from protofed.data.lesions import DOMAINS, SIDE, lesion_places, load_lesions
+from protofed.data.lesions import DOMAINS, SIDE, draw_images, load_lesions
 
 
 def test_lesions_are_where_they_are_said_to_be() -> None:
     """Around the middle of a lesion it is brighter than around the same place of the disc's mirror image."""
     for site in DOMAINS:
-        test, places = load_lesions().domains[site].test, lesion_places(site)
+        test, places = load_lesions().domains[site].test, draw_images(site, "test")[2]
         assert np.isnan(places[test.y.numpy() == 0]).all()
         brighter = 0
         ill = np.nonzero(test.y.numpy() == 1)[0]

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protofed.data import Dataset, Domain, Images, Normalise, Partition, make_partition
-from protofed.data.splits import stratified_split
+from protofed.data.partition import stratified_split
 from protofed.errors import UserError
 
 

@@ -21,7 +21,7 @@ from protofed.data import available, describe, load, register_data
 from protofed.data.catalog import data_options, form_of
 from protofed.data.images import Domain, Images, RawData
 from protofed.data.sources import SOURCES, Original
-from protofed.data.sources.pictures import Picture, eighty_twenty
+from protofed.data.sources.pictures import GroupedFile, split_80_20
 from protofed.errors import UserError
 
 RNG = np.random.default_rng(0)
@@ -684,17 +684,17 @@ def test_neojaundice(tmp_path):
 # --- the split, the table and the page -------------------------------------------------------------------------------
 
 
-def test_eighty_twenty_rounds_as_the_papers_count(tmp_path):
+def test_split_80_20_rounds_as_the_papers_count(tmp_path):
     """BUSI's 437, 210 and 133 images give FedMP's 157 test images."""
     sizes = {"benign": 437, "malignant": 210, "normal": 133, "single": 1}
     pictures = [
-        Picture(tmp_path / f"{label}{each}.png", label) for label, number in sizes.items() for each in range(number)
+        GroupedFile(tmp_path / f"{label}{each}.png", label) for label, number in sizes.items() for each in range(number)
     ]
-    files = eighty_twenty("busi", pictures)
+    files = split_80_20("busi", pictures)
     assert sum(file.part == "test" for file in files) == 157
-    assert files == eighty_twenty("busi", pictures)
+    assert files == split_80_20("busi", pictures)
     assert [file.part for file in files if file.label == "single"] == ["train"]
-    backwards = {file.path: file.part for file in eighty_twenty("busi", pictures[::-1])}
+    backwards = {file.path: file.part for file in split_80_20("busi", pictures[::-1])}
     assert all(backwards[file.path] == file.part for file in files), "the order of the files does not matter"
 
 

@@ -105,7 +105,7 @@ def test_settings_of_a_run_are_checked(root, tmp_path):
     for setting, line in (
         ({"data.pacs_test": "some"}, "data.pacs_test=some is not valid; it takes heldout|all"),
         ({"data.pacs_tset": "all"}, "did you mean pacs_test"),
-        ({"data.circle_crop": "on"}, "unknown setting of the data 'circle_crop'"),
+        ({"data.circle_crop": "on"}, "unknown setting of the data: 'circle_crop'"),
     ):
         with pytest.raises(UserError, match=line.replace("|", r"\|")):
             run(root, tmp_path / "run", **setting)

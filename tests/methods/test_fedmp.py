@@ -404,5 +404,5 @@ def test_few_shot_knobs() -> None:
     assert make_method(cls, {}).plan(asked) == replace(asked, epochs=(30, 60, 60))
     with pytest.raises(UserError, match="plan=30,x is not valid"):
         make_method(cls, {"plan": "30,x"}).plan(asked)
-    with pytest.raises(UserError, match="stage=5 is not valid; stage takes a whole number >= 1 and <= 4"):
+    with pytest.raises(UserError, match="stage=5 is not valid; it takes a whole number >= 1 and <= 4"):
         make_method(cls, {"stage": "5"})

@@ -34,11 +34,11 @@ def test_options_may_be_text() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"width": "wide"}, "option 'width' of model 'resnet10' cannot be 'wide'; allowed: whole number at least 1"),
-        ({"width": 0}, "option 'width' of model 'resnet10' cannot be 0; allowed: whole number at least 1"),
-        ({"stem": "big"}, "option 'stem' of model 'resnet10' cannot be 'big'; allowed: cifar or standard"),
-        ({"stem_maxpool": "maybe"}, "option 'stem_maxpool' .* allowed: on or off"),
-        ({"widht": 8}, "unknown option of model 'resnet10': 'widht'; did you mean width"),
+        ({"width": "wide"}, "model.width=wide is not valid; it takes a whole number >= 1"),
+        ({"width": 0}, "model.width=0 is not valid; it takes a whole number >= 1"),
+        ({"stem": "big"}, r"model.stem=big is not valid; it takes cifar\|standard"),
+        ({"stem_maxpool": "maybe"}, r"model.stem_maxpool=maybe is not valid; it takes on\|off"),
+        ({"widht": 8}, "unknown setting of model 'resnet10': 'widht'; did you mean width"),
     ],
 )
 def test_bad_options(options: dict[str, object], message: str) -> None:
@@ -47,7 +47,7 @@ def test_bad_options(options: dict[str, object], message: str) -> None:
 
 
 def test_option_of_a_model_without_options() -> None:
-    with pytest.raises(UserError, match="model 'lenet5' has no options"):
+    with pytest.raises(UserError, match=r"model.width: model 'lenet5' has no settings of its own"):
         build_model("lenet5", (1, 28, 28), 10, {"width": 8})
 
 
@@ -76,10 +76,10 @@ def test_impossible_shapes(shape: tuple[int, ...], classes: int) -> None:
 def test_description_has_type_default_and_doc_of_each_option() -> None:
     options = describe("resnet50").options
     assert list(options) == ["width", "stem", "stem_maxpool", "norm"]
-    assert options["width"][:2] == ("whole number at least 1", 64)
-    assert options["stem"][:2] == ("cifar or standard", "standard")
-    assert options["stem_maxpool"].type == "on or off"
-    assert all(option.doc for option in options.values())
+    assert (options["width"].values, options["width"].default) == ("a whole number >= 1", 64)
+    assert (options["stem"].values, options["stem"].default) == ("cifar|standard", "standard")
+    assert options["stem_maxpool"].values == "on|off"
+    assert all(option.description for option in options.values())
 
 
 def test_plugin_model() -> None:
@@ -101,10 +101,11 @@ def test_plugin_model() -> None:
     assert build_model("tiny", (1, 2, 2), 3, {"size": "4", "bias": "off", "scale": "0.5"}).state_dict().keys() == {
         "fc.weight"
     }
-    assert describe("tiny").options["scale"] == ("number above 0 and at most 1", 1.0, "of the weights")
-    assert describe("tiny").options["kind"].type == "plain"
+    scale = describe("tiny").options["scale"]
+    assert (scale.values, scale.default, scale.description) == ("a number > 0 and <= 1", 1.0, "of the weights")
+    assert describe("tiny").options["kind"].values == "plain"
     assert describe("tiny").options["size"].default is inspect.Parameter.empty
-    with pytest.raises(UserError, match=r"model 'tiny' needs the option 'size' \(whole number\)"):
+    with pytest.raises(UserError, match=r"model 'tiny' needs the setting model.size, a whole number"):
         build_model("tiny", (1, 2, 2), 3)
 
 
@@ -117,7 +118,7 @@ def test_a_name_belongs_to_one_builder() -> None:
 
 
 def test_option_without_annotation_is_refused() -> None:
-    with pytest.raises(UserError, match="option '_size' of model 'untyped' needs a type annotation"):
+    with pytest.raises(UserError, match="setting '_size' of model 'untyped' needs a type annotation"):
         register_model("untyped", description="")(lambda shape, classes, *, _size=3: identity_builder(shape, classes))
 
 

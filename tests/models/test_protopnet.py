@@ -6,7 +6,7 @@ from protofed.errors import UserError
 from protofed.models import Split, build_model, head
 from protofed.models.net import Net
 from protofed.models.protopnet import (
-    Prototypes,
+    PartPrototypes,
     project,
     prototype_layer,
     prototypes_of,
@@ -55,7 +55,7 @@ def test_gt32_distances_similarities_and_logits() -> None:
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_distance_maps_equal_the_distance_of_every_patch(size: int) -> None:
     torch.manual_seed(0)
-    layer = Prototypes(classes=2, per_class=3, dim=4, size=size).double()
+    layer = PartPrototypes(classes=2, per_class=3, dim=4, size=size).double()
     z = torch.rand(2, 4, 5, 4, dtype=torch.float64)
     maps = layer(z)
     assert maps.shape == (2, 6, 6 - size, 5 - size)
@@ -66,13 +66,13 @@ def test_distance_maps_equal_the_distance_of_every_patch(size: int) -> None:
 
 
 def test_a_distance_is_never_negative() -> None:
-    layer = Prototypes(classes=1, per_class=1, dim=512, size=1)
+    layer = PartPrototypes(classes=1, per_class=1, dim=512, size=1)
     z = layer.vectors.detach().expand(1, 512, 7, 7)
     assert (layer(z) >= 0).all()
 
 
 def test_autocast_leaves_distances_their_digits() -> None:
-    layer = Prototypes(classes=2, per_class=1, dim=512, size=1)
+    layer = PartPrototypes(classes=2, per_class=1, dim=512, size=1)
     z = layer.vectors.detach()[:, :, 0, 0].mean(0)[None, :, None, None] + 0.02
     with torch.autocast("cpu", torch.bfloat16):
         half = layer(z)

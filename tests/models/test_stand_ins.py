@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from protofed.models import build_model, tensors
-from protofed.models.stand_ins import find_recipe, stand_in
+from protofed.models.fast.stand_ins import find_recipe, stand_in
 
 
 def lived_in(model: nn.Module) -> nn.Module:

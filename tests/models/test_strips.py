@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from protofed.errors import UserError
 from protofed.models import build_model, choose_layout, laid_out, torchs_own_kernels
-from protofed.models.strips import convolved_in_strips, worth_strips
+from protofed.models.fast.strips import convolved_in_strips, worth_strips
 
 CPU = torch.device("cpu")
 LENET = {"model": "lenet5", "rounds": 2, "image_size": 16}

@@ -12,7 +12,7 @@ from torch import Tensor
 from protofed.audit.membership import distances
 from protofed.clients import ClientState, ClientStore, Prepared, RunContext
 from protofed.data import Images
-from protofed.data.splits import stratified_split
+from protofed.data.partition import stratified_split
 from protofed.errors import BadMessage, UserError
 from protofed.federation import RunFolder
 from protofed.method import Method

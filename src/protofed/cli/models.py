@@ -32,13 +32,18 @@ def models_command(
         show_table("Models (--model NAME)", ["name", "what it is", "options"], rows, figures=False)
     else:
         console().print(f"{listed[0].name}: {listed[0].description}\n")
-        rows = [[key, _text(option.default), option.type, option.doc] for key, option in listed[0].options.items()]
+        rows = [
+            [key, _text(option.default), option.values, option.description] for key, option in listed[0].options.items()
+        ]
         columns = ["option", "default", "values", "what it does"]
         show_table("Options (--set model.NAME=VALUE)", columns, rows, figures=False)
 
 
 def _plain(info: ModelInfo) -> dict[str, Any]:
-    options = {key: {**option._asdict(), "default": _text(option.default)} for key, option in info.options.items()}
+    options = {
+        key: {"type": option.values, "default": _text(option.default), "doc": option.description}
+        for key, option in info.options.items()
+    }
     return {"name": info.name, "description": info.description, "options": options}
 
 

@@ -15,7 +15,7 @@ from protofed.data import Augment, Dataset, Images, Partition
 from protofed.guards import UNGUARDED, Guard
 from protofed.method import At, Method, Plan
 from protofed.models import Split
-from protofed.models.stand_ins import Recipe
+from protofed.models.fast.stand_ins import Recipe
 from protofed.records import Robust
 from protofed.seeding import generator
 

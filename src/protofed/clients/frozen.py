@@ -17,8 +17,8 @@ from protofed.clients.training import set_modes, trained_names
 from protofed.errors import UserError
 from protofed.method import Method
 from protofed.models import ImageShape, Split, tensors
+from protofed.models.fast.stand_ins import find_recipe, stand_in
 from protofed.models.net import Net, Shortcut
-from protofed.models.stand_ins import find_recipe, stand_in
 from protofed.seeding import generator
 
 FROZEN = ("auto", "cached", "plain")

@@ -4,8 +4,7 @@ from protofed.data.augment import AUGMENTATIONS, Augment
 from protofed.data.catalog import DataInfo, DataSummary, DomainSummary, available, describe, load, register_data
 from protofed.data.images import Dataset, Domain, Images, RawData
 from protofed.data.normalise import NORMALISATIONS, Normalise
-from protofed.data.partition import Partition
-from protofed.data.protocols import deals_by_label, make_partition
+from protofed.data.partition import Partition, deals_by_label, make_partition
 
 __all__ = [
     "AUGMENTATIONS",

@@ -20,8 +20,8 @@ def _uniform(n: int, low: float, high: float, x: Tensor, rng: torch.Generator) -
     return (low + (high - low) * drawn).to(x.device)
 
 
-def _where(chosen: Tensor, changed: Tensor, x: Tensor) -> Tensor:
-    return torch.where(chosen.view(-1, 1, 1, 1), changed, x)
+def _where(mask: Tensor, changed: Tensor, x: Tensor) -> Tensor:
+    return torch.where(mask.view(-1, 1, 1, 1), changed, x)
 
 
 def _crop(x: Tensor, padding: float, rng: torch.Generator) -> Tensor:
@@ -122,7 +122,7 @@ def _jitter(x: Tensor, strength: float, rng: torch.Generator) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Kind:
+class _Transform:
     """What a step does, the amount it takes when none is given, the amounts it allows, and what they mean."""
 
     apply: Callable[[Tensor, float, torch.Generator], Tensor]
@@ -133,21 +133,21 @@ class _Kind:
     moves_pixels_only: bool = False
 
 
-_KINDS = {
-    "crop": _Kind(_crop, 4, 0, 64, "padding in whole pixels", moves_pixels_only=True),
-    "flip": _Kind(_flip, 0.5, 0, 1, "probability", moves_pixels_only=True),
-    "vflip": _Kind(_vflip, 0.5, 0, 1, "probability", moves_pixels_only=True),
-    "resized_crop": _Kind(_resized_crop, 0.7, 0.01, 1, "smallest part of the area"),
-    "rotate": _Kind(_rotate, 5, 0, 180, "largest angle in degrees"),
-    "grey": _Kind(_grey, 0.1, 0, 1, "probability"),
-    "jitter": _Kind(_jitter, 0.4, 0, 0.5, "strength of brightness, contrast, saturation and hue"),
-    "brightness": _Kind(_brightness, 0.4, 0, 1, "strength"),
-    "contrast": _Kind(_contrast, 0.4, 0, 1, "strength"),
-    "saturation": _Kind(_saturation, 0.4, 0, 1, "strength"),
-    "hue": _Kind(_hue, 0.1, 0, 0.5, "part of the colour wheel"),
+_TRANSFORMS = {
+    "crop": _Transform(_crop, 4, 0, 64, "padding in whole pixels", moves_pixels_only=True),
+    "flip": _Transform(_flip, 0.5, 0, 1, "probability", moves_pixels_only=True),
+    "vflip": _Transform(_vflip, 0.5, 0, 1, "probability", moves_pixels_only=True),
+    "resized_crop": _Transform(_resized_crop, 0.7, 0.01, 1, "smallest part of the area"),
+    "rotate": _Transform(_rotate, 5, 0, 180, "largest angle in degrees"),
+    "grey": _Transform(_grey, 0.1, 0, 1, "probability"),
+    "jitter": _Transform(_jitter, 0.4, 0, 0.5, "strength of brightness, contrast, saturation and hue"),
+    "brightness": _Transform(_brightness, 0.4, 0, 1, "strength"),
+    "contrast": _Transform(_contrast, 0.4, 0, 1, "strength"),
+    "saturation": _Transform(_saturation, 0.4, 0, 1, "strength"),
+    "hue": _Transform(_hue, 0.1, 0, 0.5, "part of the colour wheel"),
 }
 
-AUGMENTATIONS = {name: f"{kind.amount}, default {kind.default:g}" for name, kind in _KINDS.items()}
+AUGMENTATIONS = {name: f"{transform.amount}, default {transform.default:g}" for name, transform in _TRANSFORMS.items()}
 
 
 @dataclass(frozen=True)
@@ -171,27 +171,31 @@ class Augment:
 
     def __call__(self, x: Tensor, rng: torch.Generator) -> Tensor:
         """The batch [n, C, H, W] changed at random: floats between 0 and 1, or uint8; shape and dtype stay."""
-        as_float = not x.dtype.is_floating_point and not all(_KINDS[name].moves_pixels_only for name, _ in self.steps)
+        as_float = not x.dtype.is_floating_point and not all(
+            _TRANSFORMS[name].moves_pixels_only for name, _ in self.steps
+        )
         out = x.float() / 255 if as_float else x
         for name, amount in self.steps:
-            out = _KINDS[name].apply(out, amount, rng)
+            out = _TRANSFORMS[name].apply(out, amount, rng)
         return (out * 255).round_().clamp_(0, 255).to(x.dtype) if as_float else out
 
 
 def _parse_step(text: str) -> tuple[str, float]:
     name, given, amount_text = text.partition("=")
     name = name.strip()
-    if name not in _KINDS:
-        raise unknown_name("augmentation", name, [*_KINDS, "none"])
-    kind = _KINDS[name]
+    if name not in _TRANSFORMS:
+        raise unknown_name("augmentation", name, [*_TRANSFORMS, "none"])
+    transform = _TRANSFORMS[name]
     if not given:
-        return name, kind.default
+        return name, transform.default
     try:
         amount = float(amount_text)
     except ValueError:
-        raise UserError(f"augmentation {text!r}: {amount_text!r} is not a number ({kind.amount})") from None
-    if not kind.low <= amount <= kind.high:
-        raise UserError(f"augmentation {text!r}: {kind.amount} must lie between {kind.low:g} and {kind.high:g}")
+        raise UserError(f"augmentation {text!r}: {amount_text!r} is not a number ({transform.amount})") from None
+    if not transform.low <= amount <= transform.high:
+        raise UserError(
+            f"augmentation {text!r}: {transform.amount} must lie between {transform.low:g} and {transform.high:g}"
+        )
     if name == "crop" and amount != int(amount):
-        raise UserError(f"augmentation {text!r}: {kind.amount}, for example crop=4")
+        raise UserError(f"augmentation {text!r}: {transform.amount}, for example crop=4")
     return name, amount

@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofed.data import digits, lesions
-from protofed.data.folders import SHAPE_OF_A_FOLDER, npz_files, read_folder, read_npz, visible_folders
+from protofed.data.folders import FOLDER_LAYOUT, npz_files, read_folder, read_npz, visible_folders
 from protofed.data.images import Dataset, Domain, Images, RawData, square, unify
 from protofed.data.labels import regroup
 from protofed.data.manifest import read_manifest
 from protofed.data.normalise import Normalise
-from protofed.data.sources import SOURCES, DataOption, checked, options_of
-from protofed.data.sources.options import Reader
+from protofed.data.sources import SOURCES, Reader
 from protofed.errors import UserError, unknown_name
+from protofed.settings import SettingInfo, checked, keyword_settings
 
 ROOT_VARIABLE = "PROTOFED_DATA"
 
@@ -61,23 +61,30 @@ class DataSummary:
     warnings: tuple[str, ...]
 
 
-_REGISTRY: dict[str, tuple[DataInfo, Reader]] = {}
+@dataclass(frozen=True)
+class _Registered:
+    info: DataInfo
+    loader: Reader
+    options: Mapping[str, SettingInfo]
+
+
+_REGISTRY: dict[str, _Registered] = {}
 
 
 def register_data(
     name: str, loader: Reader, description: str, *, domains: tuple[str, ...] = (), licence: str = ""
 ) -> None:
-    """Make a data set known by name; `loader` is called when it is asked for, and should keep what is slow to make.
+    """Make a data set known by name; `loader` is called when it is asked for, and should cache what is slow.
 
     Keyword-only arguments of the loader, with a type and a default, are settings: `--set data.KEY=VALUE`.
     """
-    options_of(loader)
-    _REGISTRY[name] = (DataInfo(name, description, domains, licence), loader)
+    options = keyword_settings(loader, f"data {name}")
+    _REGISTRY[name] = _Registered(DataInfo(name, description, domains, licence), loader, options)
 
 
 def available(data_root: str | Path | None = None) -> list[DataInfo]:
     """The registered data sets and those in the data root, which hide registered ones of the same name."""
-    infos = {name: info for name, (info, _) in _REGISTRY.items()}
+    infos = {name: entry.info for name, entry in _REGISTRY.items()}
     root = data_root_of(data_root)
     if root is None:
         return list(infos.values())
@@ -86,10 +93,10 @@ def available(data_root: str | Path | None = None) -> list[DataInfo]:
         # A folder of original files goes by the names of the sets in it.
         if form_of(folder.name, root) == "original" or folder in originals.values():
             continue
-        found = npz_files(folder)
-        names = tuple(path.stem for path in found) or tuple(path.name for path in visible_folders(folder))
+        archives = npz_files(folder)
+        names = tuple(path.stem for path in archives) or tuple(path.name for path in visible_folders(folder))
         if names:
-            form = "npz files" if found else "image folders"
+            form = "npz files" if archives else "image folders"
             infos[folder.name] = DataInfo(folder.name, f"{form} in the data root", names)
     for name in originals:
         if form_of(name, root) == "original":
@@ -99,7 +106,7 @@ def available(data_root: str | Path | None = None) -> list[DataInfo]:
 
 
 def form_of(name: str, data_root: str | Path | None = None) -> Form:
-    """As what the data of a name would be read: the data root comes first, our own forms before original files."""
+    """The form in which data of this name would be read: the data root first, our own forms before original files."""
     root = data_root_of(data_root)
     folder = root / name if root and (root / name).is_dir() else None
     if folder and npz_files(folder):
@@ -112,10 +119,10 @@ def form_of(name: str, data_root: str | Path | None = None) -> Form:
     return "registered" if name in _REGISTRY and not folder else "absent"
 
 
-def data_options(spec: str) -> dict[str, DataOption]:
-    """The settings that the data of a name takes beside the general ones: those of its reader."""
+def data_options(spec: str) -> dict[str, SettingInfo]:
+    """The settings of the reader of a data set, besides those that every data set takes."""
     options = SOURCES[spec].options if spec in SOURCES else {}
-    return options | (options_of(_REGISTRY[spec][1]) if spec in _REGISTRY else {})
+    return {**options, **(_REGISTRY[spec].options if spec in _REGISTRY else {})}
 
 
 def describe(spec: str, data_root: str | Path | None = None) -> DataSummary:
@@ -157,9 +164,9 @@ def load(
         raw = regroup(raw, labels)
     shaped = unify(raw.domains, channels, image_size)
     shown_channels = next(iter(shaped.values())).train.channels
-    chosen = Normalise.named(normalise, shown_channels) if normalise else Normalise.default(shown_channels)
+    normalisation = Normalise.named(normalise, shown_channels) if normalise else Normalise.default(shown_channels)
     warnings = (*raw.warnings, *_gaps(raw), *_leaks(raw))
-    return Dataset(name, raw.classes, shaped, chosen, raw.source, warnings, licence=raw.licence)
+    return Dataset(name, raw.classes, shaped, normalisation, raw.source, warnings, licence=raw.licence)
 
 
 def data_root_of(data_root: str | Path | None) -> Path | None:
@@ -187,7 +194,7 @@ def _read(
     if form == "original" and root:
         return SOURCES[spec].load(root, image_size, settings), spec
     if form == "registered":
-        raw = _REGISTRY[spec][1](**settings)
+        raw = _REGISTRY[spec].loader(**settings)
         if root:
             note = f"the data root has no folder {spec}; the embedded data of that name is used"
             raw = replace(raw, warnings=(*raw.warnings, note))
@@ -206,7 +213,7 @@ def _read(
         known = (
             {*_REGISTRY, *SOURCES, *(folder.name for folder in visible_folders(root) if root)} if root else _REGISTRY
         )
-        raise UserError(f"{unknown_name('data', spec, known)}; or give a folder: {SHAPE_OF_A_FOLDER}")
+        raise UserError(f"{unknown_name('data', spec, known)}; or give a folder: {FOLDER_LAYOUT}")
     if path.suffix.lower() in (".csv", ".npz"):
         raise UserError(f"the file {spec} does not exist; give a manifest, a folder or a name ({', '.join(_REGISTRY)})")
     return read_folder(path, image_size), path.name
@@ -215,11 +222,11 @@ def _read(
 def _own_settings(spec: str, form: Form, given: Mapping[str, object]) -> dict[str, Any]:
     """The settings of what is read, checked; those of original files mean nothing where something else is read."""
     original = SOURCES[spec].options if spec in SOURCES else {}
-    taken = original if form == "original" else options_of(_REGISTRY[spec][1]) if form == "registered" else {}
+    taken = original if form == "original" else _REGISTRY[spec].options if form == "registered" else {}
     for key in given:
         if key in original and key not in taken:
             raise UserError(f"data.{key} is a setting of the original files of {spec}, which are not what is read here")
-    return checked(taken, given, spec)
+    return checked(taken, given, f"the data {spec}", "data.")
 
 
 def _select(raw: RawData, wanted: str) -> RawData:
@@ -235,7 +242,7 @@ def _select(raw: RawData, wanted: str) -> RawData:
 
 
 def _gaps(raw: RawData) -> list[str]:
-    """Warnings for classes that a domain cannot teach or cannot test; a training set may lack classes legally."""
+    """Warnings for classes of which a domain has no training or no test images; neither is an error."""
     warnings: list[str] = []
     for domain in raw.domains.values():
         counts = _summary(domain, len(raw.classes))
@@ -250,17 +257,17 @@ def _leaks(raw: RawData) -> list[str]:
     """Warnings for test images that are also training images of the same domain, byte by byte."""
     warnings: list[str] = []
     for domain in raw.domains.values():
-        # Few training images can be a test image at all; only these are worth a digest.
+        # Few training images can equal a test image at all; only these are worth a digest.
         suspects = np.isin(_keys(domain.train), _keys(domain.test))
-        seen = set(_digests(domain.train.x.numpy()[suspects]))
-        shared = sum(digest in seen for digest in _digests(domain.test.x.numpy()))
+        train_digests = set(_digests(domain.train.x.numpy()[suspects]))
+        shared = sum(digest in train_digests for digest in _digests(domain.test.x.numpy()))
         if shared:
             warnings.append(f"domain {domain.name}: {shared} of {len(domain.test)} test images are training images too")
     return warnings
 
 
 def _keys(images: Images) -> NDArray[np.uint64]:
-    """A number for every picture; equal pictures have equal numbers, different ones hardly ever."""
+    """A hash of every image: equal images have equal hashes, different ones hardly ever."""
     flat = images.x.numpy().reshape(len(images), -1)
     words = np.ascontiguousarray(flat[:, : flat.shape[1] // 8 * 8]).view(np.uint64)
     factors = np.random.default_rng(0).integers(2**64, size=words.shape[1], dtype=np.uint64) | np.uint64(1)

@@ -17,7 +17,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from protofed.data.images import Domain, Images, RawData, to_size
-from protofed.data.splits import stratified_split
+from protofed.data.partition import stratified_split
 from protofed.errors import UserError
 from protofed.seeding import generator, numpy_generator
 
@@ -102,8 +102,8 @@ def _folder_of(package: str) -> Path:
 
 def _mnistm(digits: Images, count: int, part: str) -> Images:
     """Digits subtracted from coloured textures: where there is ink, the texture's colours turn to their opposites."""
-    _, chosen = stratified_split(digits.y.numpy(), count / len(digits), numpy_generator(_SEED, "mnistm", part))
-    base = digits.take(chosen)
+    _, positions = stratified_split(digits.y.numpy(), count / len(digits), numpy_generator(_SEED, "mnistm", part))
+    base = digits.take(positions)
     texture = _textures(len(base), generator(_SEED, "mnistm-texture", part))
     return _pixels((texture - base.x.float() / 255).abs(), base.y)
 

@@ -1,12 +1,14 @@
 """Image files on disk as arrays of one shape: 8 and 16 bit, grey and colour, mixed sizes."""
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from statistics import median
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -14,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from protofed.data.images import Domain, Images
+from protofed.data.images import Domain, Images, RawData
 from protofed.errors import UserError
 from protofed.system import require_memory
 
@@ -22,6 +24,10 @@ IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
 # Images of mixed sizes are brought to their median size, but never larger than this: a folder of photographs should
 # not fill the memory because nobody gave an image size.
 LARGEST_DEFAULT_SIDE = 256
+
+G = TypeVar("G", bound=Hashable)
+PixelReader = Callable[[Sequence[Path], tuple[int, int] | None], tuple[Tensor, list[str]]]
+"""Pixels uint8 [N, C, H, W] of image files, and warnings."""
 
 _GREY_MODES = ("1", "L", "LA", "La")
 _DEEP_MODES = ("I", "I;16", "I;16L", "I;16B", "I;16N")
@@ -54,19 +60,12 @@ def is_image(path: Path) -> bool:
     return suffix in IMAGE_SUFFIXES
 
 
-def read_domain(
-    name: str, files: Sequence[LabelledFile], class_index: Mapping[str, int], size: tuple[int, int] | None
-) -> tuple[Domain, list[str]]:
-    """The files as one domain, and warnings; every image gets `size`, or the size the images have in common."""
-    x, notes = read_images([file.path for file in files], size)
-    y = torch.tensor([class_index[file.label] for file in files], dtype=torch.int64)
-    parts: dict[str, Images] = {}
-    for part in ("train", "test"):
-        chosen = [position for position, file in enumerate(files) if file.part == part]
-        if not chosen:
-            raise UserError(f"domain {name} has no {part} images; put at least one image of it into {part}")
-        parts[part] = Images(x, y).take(chosen)
-    return Domain(name, parts["train"], parts["test"]), [f"domain {name}: {note}" for note in notes]
+def majority_labels(groups: Sequence[G], labels: Sequence[str]) -> dict[G, str]:
+    """The most frequent label of each group of samples; of equally frequent ones the first in the alphabet."""
+    counts: dict[G, Counter[str]] = {}
+    for group, label in zip(groups, labels, strict=True):
+        counts.setdefault(group, Counter())[label] += 1
+    return {group: min(count, key=lambda label: (-count[label], label)) for group, count in counts.items()}
 
 
 def read_images(paths: Sequence[Path], size: tuple[int, int] | None = None) -> tuple[Tensor, list[str]]:
@@ -101,6 +100,40 @@ def read_images(paths: Sequence[Path], size: tuple[int, int] | None = None) -> t
         if bits < 16:
             notes.append(shallow_note(bits))
     return torch.from_numpy(pixels), notes
+
+
+def read_domains(
+    files: Mapping[str, Sequence[LabelledFile]],
+    classes: Sequence[str],
+    size: tuple[int, int] | None,
+    read: PixelReader = read_images,
+) -> RawData:
+    """The files of each domain as images, with warnings; every image gets `size`, or one common to its domain."""
+    index = {name: number for number, name in enumerate(classes)}
+    domains: dict[str, Domain] = {}
+    warnings: list[str] = []
+    for name, members in files.items():
+        domains[name], notes = _read_domain(name, members, index, size, read)
+        warnings += notes
+    return RawData(tuple(classes), domains, warnings=tuple(warnings))
+
+
+def _read_domain(
+    name: str,
+    files: Sequence[LabelledFile],
+    class_index: Mapping[str, int],
+    size: tuple[int, int] | None,
+    read: PixelReader,
+) -> tuple[Domain, list[str]]:
+    x, notes = read([file.path for file in files], size)
+    y = torch.tensor([class_index[file.label] for file in files], dtype=torch.int64)
+    parts: dict[str, Images] = {}
+    for part in ("train", "test"):
+        positions = [position for position, file in enumerate(files) if file.part == part]
+        if not positions:
+            raise UserError(f"domain {name} has no {part} images; put at least one image of it into {part}")
+        parts[part] = Images(x, y).take(positions)
+    return Domain(name, parts["train"], parts["test"]), [f"domain {name}: {note}" for note in notes]
 
 
 def depth(peak: float) -> int:
@@ -154,7 +187,7 @@ def _decode(path: Path, size: tuple[int, int], header: _Header, colour: bool) ->
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Image.Image]:
-    """An image file; whatever its decoder thinks of a damaged one becomes a single line."""
+    """An opened image file; whatever its decoder raises becomes a UserError of one line."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

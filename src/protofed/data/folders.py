@@ -1,18 +1,19 @@
 """Reads a folder of your own: one `DOMAIN.npz` per domain, or `DOMAIN/train/CLASS/*.png` and `DOMAIN/test/CLASS/*`."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from protofed.data.files import IMAGE_SUFFIXES, LabelledFile, class_order, depth, is_image, read_domain, shallow_note
+from protofed.data.files import IMAGE_SUFFIXES, LabelledFile, class_order, depth, is_image, read_domains, shallow_note
 from protofed.data.images import Domain, Images, RawData
-from protofed.data.npz import BROKEN, HoldsObjects, read_arrays
+from protofed.data.npz import READ_ERRORS, ObjectArrayError, read_arrays
 from protofed.errors import UserError
 
-SHAPE_OF_A_FOLDER = (
+FOLDER_LAYOUT = (
     "a folder holds one DOMAIN.npz per domain (x_train, y_train, x_test, y_test), "
     "or images as DOMAIN/train/CLASS/*.png and DOMAIN/test/CLASS/*.png"
 )
@@ -24,15 +25,15 @@ _MOST_CLASSES = 10_000
 def read_folder(folder: Path, image_size: tuple[int, int] | None = None) -> RawData:
     """The domains of a folder; npz files win where there are both forms. Image files are read at `image_size`."""
     if not folder.exists():
-        raise UserError(f"folder {folder} does not exist; {SHAPE_OF_A_FOLDER}")
+        raise UserError(f"folder {folder} does not exist; {FOLDER_LAYOUT}")
     if not folder.is_dir():
-        raise UserError(f"{folder} is not a folder; {SHAPE_OF_A_FOLDER}")
+        raise UserError(f"{folder} is not a folder; {FOLDER_LAYOUT}")
     archives = npz_files(folder)
     if archives:
         return read_npz(archives, source=f"folder {folder.name} (npz)")
     domains = visible_folders(folder)
     if not domains:
-        raise UserError(f"folder {folder} is empty of data; {SHAPE_OF_A_FOLDER}")
+        raise UserError(f"folder {folder} is empty of data; {FOLDER_LAYOUT}")
     if {"train", "test"} <= {domain.name for domain in domains}:
         raise UserError(f"{folder} holds train and test itself; move them into {folder}/DOMAIN, one folder per domain")
     return _read_image_folders(folder, domains, image_size)
@@ -50,29 +51,23 @@ def visible_folders(folder: Path) -> list[Path]:
 
 def _read_image_folders(folder: Path, domains: list[Path], image_size: tuple[int, int] | None) -> RawData:
     files = {domain.name: _files_of_domain(domain) for domain in domains}
-    classes = class_order(file.label for found in files.values() for file in found)
-    index = {name: number for number, name in enumerate(classes)}
-    read: dict[str, Domain] = {}
-    warnings: list[str] = []
-    for name, found in files.items():
-        read[name], notes = read_domain(name, found, index, image_size)
-        warnings += notes
-    return RawData(classes, read, source=f"folder {folder.name} (image files)", warnings=tuple(warnings))
+    classes = class_order(file.label for members in files.values() for file in members)
+    return replace(read_domains(files, classes, image_size), source=f"folder {folder.name} (image files)")
 
 
 def _files_of_domain(domain: Path) -> list[LabelledFile]:
-    found: list[LabelledFile] = []
+    files: list[LabelledFile] = []
     for part in ("train", "test"):
         if not (domain / part).is_dir():
             raise UserError(f"{domain} has no folder {part}; images go into {domain.name}/{part}/CLASS/")
-        before = len(found)
+        before = len(files)
         for label in visible_folders(domain / part):
             images = sorted(path for path in label.iterdir() if path.is_file() and is_image(path))
-            found += [LabelledFile(path, label.name, part) for path in images]
-        if len(found) == before:
+            files += [LabelledFile(path, label.name, part) for path in images]
+        if len(files) == before:
             kinds = ", ".join(suffix[1:] for suffix in IMAGE_SUFFIXES)
             raise UserError(f"{domain / part} holds no images; images ({kinds}) go into {domain.name}/{part}/CLASS/")
-    return found
+    return files
 
 
 def read_npz(archives: list[Path], source: str) -> RawData:
@@ -108,9 +103,9 @@ def _load_arrays(path: Path) -> dict[str, NDArray[np.generic]]:
     needed = ("x_train", "y_train", "x_test", "y_test")
     try:
         return read_arrays(path, needed)
-    except HoldsObjects:
+    except ObjectArrayError:
         raise UserError(f"{path} holds Python objects; save plain arrays of numbers and text instead") from None
-    except BROKEN as problem:
+    except READ_ERRORS as problem:
         if isinstance(problem, KeyError) and set(str(problem.args[0]).split(", ")) <= set(needed):
             raise UserError(f"{path} lacks {problem.args[0]}; it must hold {', '.join(needed)}") from None
         raise _broken(path, problem) from None

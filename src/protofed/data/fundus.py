@@ -73,8 +73,8 @@ def find_circle(image: NDArray[np.uint8]) -> Circle | None:
     # Back from the copy to the photograph in full size.
     points = (np.stack([columns, rows], 1) + 0.5) * (side / _WORKING_SIDE) - 0.5
     start = Circle((side - 1) / 2, (side - 1) / 2, side / 2 - _BORDER)
-    found = anneal_circle(points, start)
-    return None if found is None else Circle(found[0].x - left, found[0].y - top, found[0].r)
+    fitted = anneal_circle(points, start)
+    return None if fitted is None else Circle(fitted[0].x - left, fitted[0].y - top, fitted[0].r)
 
 
 def circle_crop(image: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8] | None:

@@ -40,8 +40,8 @@ class Images:
 
     def take(self, indices: Indices) -> "Images":
         """The images at `indices`, in that order."""
-        chosen = torch.as_tensor(indices, dtype=torch.int64)
-        return Images(self.x[chosen], self.y[chosen])
+        positions = torch.as_tensor(indices, dtype=torch.int64)
+        return Images(self.x[positions], self.y[positions])
 
     @property
     def channels(self) -> int:
@@ -126,21 +126,21 @@ class Dataset:
 
     def take_train(self, indices: Indices) -> Images:
         """Training images by their place in the pooled training set, in that order; the rest is not touched."""
-        chosen = torch.as_tensor(indices, dtype=torch.int64)
-        # However they were read, and whoever else is there, a client's images lie in memory in one way: augmentation
-        # would otherwise round differently.
-        taken = Images(torch.empty(len(chosen), *self.image_shape, dtype=torch.uint8), torch.empty_like(chosen))
-        missing = len(chosen)
+        positions = torch.as_tensor(indices, dtype=torch.int64)
+        # A client's images have one memory layout, however they were read and whoever else is there: otherwise
+        # augmentation would round differently.
+        taken = Images(torch.empty(len(positions), *self.image_shape, dtype=torch.uint8), torch.empty_like(positions))
+        missing = len(positions)
         for name, where in self.offsets.items():
-            here = (chosen >= where.start) & (chosen < where.stop)
+            here = (positions >= where.start) & (positions < where.stop)
             if bool(here.all()):
-                whole = self.domains[name].train.take(chosen - where.start)
+                whole = self.domains[name].train.take(positions - where.start)
                 return Images(whole.x.contiguous(), whole.y)
-            part = self.domains[name].train.take(chosen[here] - where.start)
+            part = self.domains[name].train.take(positions[here] - where.start)
             taken.x[here], taken.y[here] = part.x, part.y
             missing -= len(part)
         if missing:
-            raise IndexError(f"{missing} of {len(chosen)} positions are outside the training set")
+            raise IndexError(f"{missing} of {len(positions)} positions are outside the training set")
         return taken
 
     def with_tests_in_training(self) -> "Dataset":

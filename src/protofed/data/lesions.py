@@ -31,8 +31,8 @@ FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Site:
-    """How one camera sees."""
+class Camera:
+    """How the images of one site look."""
 
     colour: tuple[float, float, float]
     shade: tuple[float, float]
@@ -42,9 +42,9 @@ class Site:
 
 
 SITES = {
-    "amber": Site((0.85, 0.45, 0.20), (0.30, 0.00), 0.75, 0.02),
-    "rose": Site((0.75, 0.35, 0.40), (-0.15, 0.25), 0.95, 0.03),
-    "olive": Site((0.55, 0.55, 0.25), (0.00, -0.35), 0.60, 0.04),
+    "amber": Camera((0.85, 0.45, 0.20), (0.30, 0.00), 0.75, 0.02),
+    "rose": Camera((0.75, 0.35, 0.40), (-0.15, 0.25), 0.95, 0.03),
+    "olive": Camera((0.55, 0.55, 0.25), (0.00, -0.35), 0.60, 0.04),
 }
 ATLAS = "atlas"
 DOMAINS = (*SITES, ATLAS)
@@ -57,18 +57,14 @@ def load_lesions() -> RawData:
     return RawData(CLASSES, domains, source="generated discs with planted lesions", licence="as protofed")
 
 
-def lesion_places(site: str, part: str = "test") -> FloatArray:
-    """Row and column of the middle of the lesion in every image of a site, in pixels of 64; NaN on healthy ones."""
-    return _drawn(site, part)[2]
-
-
 def _images(site: str, part: str) -> Images:
-    pixels, y, _ = _drawn(site, part)
+    pixels, y, _ = draw_images(site, part)
     return Images(torch.from_numpy(pixels), torch.from_numpy(y))
 
 
 @cache
-def _drawn(site: str, part: str) -> tuple[NDArray[np.uint8], NDArray[np.int64], FloatArray]:
+def draw_images(site: str, part: str) -> tuple[NDArray[np.uint8], NDArray[np.int64], FloatArray]:
+    """Pixels and labels of a part of a site, and row and column of the middle of each lesion, NaN on healthy images."""
     rng = numpy_generator(_SEED, "lesions", site, part)
     y = np.arange(_SIZES[part] * (2 if site == ATLAS else 1)) % 2
     places = np.full((len(y), 2), np.nan)
@@ -79,19 +75,19 @@ def _drawn(site: str, part: str) -> tuple[NDArray[np.uint8], NDArray[np.int64], 
     return pictures, y.astype(np.int64), places
 
 
-def _any_camera(rng: np.random.Generator) -> Site:
+def _any_camera(rng: np.random.Generator) -> Camera:
     red, green, blue = rng.uniform(0.25, 0.7, 3)
     down, right = rng.uniform(-0.35, 0.35, 2)
-    return Site((red, green, blue), (down, right), rng.uniform(0.6, 1.0), rng.uniform(0.01, 0.04))
+    return Camera((red, green, blue), (down, right), rng.uniform(0.6, 1.0), rng.uniform(0.01, 0.04))
 
 
-def _picture(site: Site, diseased: bool, rng: np.random.Generator) -> tuple[NDArray[np.uint8], FloatArray]:
+def _picture(camera: Camera, diseased: bool, rng: np.random.Generator) -> tuple[NDArray[np.uint8], FloatArray]:
     """One image [3, 64, 64] and the middle of its lesion."""
     rows, columns = np.mgrid[0:SIDE, 0:SIDE] + 0.5
     middle = SIDE / 2 + rng.uniform(-1, 1, 2)
     down, right = (rows - middle[0]) / _RADIUS, (columns - middle[1]) / _RADIUS
-    light = 1 - site.shade[0] * down - site.shade[1] * right
-    tissue = np.array(site.colour)[:, None, None] * (light * rng.uniform(0.85, 1.15))
+    light = 1 - camera.shade[0] * down - camera.shade[1] * right
+    tissue = np.array(camera.colour)[:, None, None] * (light * rng.uniform(0.85, 1.15))
     for vessel in _vessels(rows, columns, rng):
         tissue = tissue * (1 - np.array([0.35, 0.5, 0.5])[:, None, None] * vessel)
     nerve = middle + np.array([rng.uniform(-4, 4), rng.choice([-1, 1]) * rng.uniform(12, 16)])
@@ -102,7 +98,7 @@ def _picture(site: Site, diseased: bool, rng: np.random.Generator) -> tuple[NDAr
         for spot in place + rng.uniform(-_SPREAD, _SPREAD, (5, 2)):
             tissue = tissue + np.array([0.5, 0.55, 0.35])[:, None, None] * _spot(rows, columns, spot, 1.5)
     disc = 1 / (1 + np.exp((np.hypot(rows - middle[0], columns - middle[1]) - _RADIUS) * 2))
-    picture = site.gain * tissue * disc + site.noise * rng.standard_normal(tissue.shape)
+    picture = camera.gain * tissue * disc + camera.noise * rng.standard_normal(tissue.shape)
     return (picture * 255).round().clip(0, 255).astype(np.uint8), place
 
 

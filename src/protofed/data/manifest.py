@@ -3,13 +3,14 @@
 import csv
 import os
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from protofed.data.files import LabelledFile, class_order, is_image, read_domain
-from protofed.data.images import Domain, RawData
-from protofed.data.splits import stratified_split
+from protofed.data.files import LabelledFile, class_order, is_image, majority_labels, read_domains
+from protofed.data.images import RawData
+from protofed.data.partition import stratified_split
 from protofed.errors import UserError
 from protofed.seeding import numpy_generator
 
@@ -26,20 +27,16 @@ def read_manifest(path: Path, image_size: tuple[int, int] | None = None) -> RawD
     always stay together; patients are told apart within a domain, since two sites may number theirs alike.
     """
     rows = _rows(path)
-    warnings: list[str] = []
-    classes = class_order(row["label"] for row in rows)
-    index = {name: number for number, name in enumerate(classes)}
-    domains: dict[str, Domain] = {}
+    files: dict[str, list[LabelledFile]] = {}
     for name in dict.fromkeys(row["domain"] for row in rows):
         members = [row for row in rows if row["domain"] == name]
         parts = _given_split(path, members) if "split" in members[0] else _own_split(path, name, members)
-        files = [
+        files[name] = [
             LabelledFile(path.parent / row["file"], row["label"], part)
             for row, part in zip(members, parts, strict=True)
         ]
-        domains[name], notes = read_domain(name, files, index, image_size)
-        warnings += notes
-    return RawData(classes, domains, source=f"manifest {path.name}", warnings=tuple(warnings))
+    classes = class_order(row["label"] for row in rows)
+    return replace(read_domains(files, classes, image_size), source=f"manifest {path.name}")
 
 
 def _rows(path: Path) -> list[_Row]:
@@ -100,19 +97,16 @@ def _given_split(path: Path, rows: list[_Row]) -> list[str]:
 def _own_split(path: Path, domain: str, rows: list[_Row]) -> list[str]:
     """80/20 by patient, stratified by a patient's most frequent label; a row without a patient stands for itself."""
     # A file can never have the name of a patient here, because the first element of the pair tells them apart.
-    owner = [("patient", row["patient"]) if row.get("patient") else ("file", row["file"]) for row in rows]
-    labels: dict[tuple[str, str], Counter[str]] = {}
-    for who, row in zip(owner, rows, strict=True):
-        labels.setdefault(who, Counter())[row["label"]] += 1
+    groups = [("patient", row["patient"]) if row.get("patient") else ("file", row["file"]) for row in rows]
     # Sorted, so that the order of the rows does not change who is tested on.
-    owners = sorted(labels)
-    if len(owners) < 2:
+    label_of = dict(sorted(majority_labels(groups, [row["label"] for row in rows]).items()))
+    if len(label_of) < 2:
         raise UserError(
             f"{path}: domain {domain} has one patient only, so nothing is left to test on; "
             "add patients, or give a column split"
         )
-    typical = [min(labels[who], key=lambda label: (-labels[who][label], label)) for who in owners]
-    _, codes = np.unique(np.array(typical), return_inverse=True)
+    _, codes = np.unique(np.array(list(label_of.values())), return_inverse=True)
     _, test = stratified_split(codes.astype(np.int64), _TEST_PART, numpy_generator(0, "manifest", domain))
-    tested = {owners[position] for position in test}
-    return ["test" if who in tested else "train" for who in owner]
+    patients = list(label_of)
+    tested = {patients[position] for position in test}
+    return ["test" if group in tested else "train" for group in groups]

@@ -45,8 +45,8 @@ class Normalise:
         full = 1.0 if x.dtype.is_floating_point else 255.0
         mean = torch.tensor(self.mean, dtype=dtype, device=x.device).view(-1, 1, 1)
         std = torch.tensor(self.std, dtype=dtype, device=x.device).view(-1, 1, 1)
-        # In place on a copy: new memory for every intermediate costs several times the arithmetic. However pixels lie
-        # in memory, these lie in one way: a network that follows its input would otherwise round differently.
+        # In place on a copy: new memory for every intermediate costs several times the arithmetic. The copy is
+        # contiguous whatever the layout of `x`: a network follows its input's layout, and would round differently.
         plain = x.to(dtype, copy=True, memory_format=torch.contiguous_format)
         return plain.sub_(full * mean).div_(full * std)
 

@@ -1,4 +1,4 @@
-"""npz files, weighed before they are unpacked: no Python objects, nothing larger than the file says or memory holds."""
+"""npz files, checked before they are unpacked: no Python objects, nothing larger than its header or memory allows."""
 
 import struct
 import zipfile
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from protofed.system import check_array_size
 
 # What a damaged archive can make numpy and zipfile raise.
-BROKEN = (
+READ_ERRORS = (
     OSError,
     EOFError,
     ValueError,
@@ -33,14 +33,14 @@ BROKEN = (
 _LONGEST_HEADER = 10_000
 
 
-class HoldsObjects(ValueError):
+class ObjectArrayError(ValueError):
     """An array of Python objects, which would be unpickled."""
 
 
-def read_arrays(path: Path, lacking: Sequence[str] = ()) -> dict[str, NDArray[Any]]:
-    """Every array of an archive by name; raises one of `BROKEN`, or a UserError where it is too large.
+def read_arrays(path: Path, required: Sequence[str] = ()) -> dict[str, NDArray[Any]]:
+    """Every array of an archive by name; raises one of `READ_ERRORS`, or a UserError where it is too large.
 
-    Names in `lacking` must be there, else KeyError with all that are not.
+    Names in `required` must be there, else KeyError names all that are not.
     """
     # numpy takes a file that is no archive for pickled objects.
     with path.open("rb") as file:
@@ -48,7 +48,7 @@ def read_arrays(path: Path, lacking: Sequence[str] = ()) -> dict[str, NDArray[An
             raise zipfile.BadZipFile("not an npz file")
     with zipfile.ZipFile(path) as archive:
         entries = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
-        missing = [name for name in lacking if name not in entries]
+        missing = [name for name in required if name not in entries]
         if missing:
             raise KeyError(", ".join(missing))
         if len(entries) < len(archive.infolist()):
@@ -63,7 +63,7 @@ def _array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> NDArray[Any]:
         read_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
         shape, _, dtype = read_header(file, max_header_size=_LONGEST_HEADER)
         if dtype.hasobject:
-            raise HoldsObjects(f"{entry.filename} holds Python objects")
+            raise ObjectArrayError(f"{entry.filename} holds Python objects")
         size = check_array_size(f"{archive.filename}: {entry.filename}", shape, dtype.itemsize)
         if size > entry.file_size:
             raise ValueError(f"{entry.filename} is shorter than its header says")

@@ -1,15 +1,15 @@
 """Models as chains of named stages: building them by name, choosing their tensors, loading their weights."""
 
-from protofed.models import cnn, lenet, mlp, resnet  # reading them registers their models
+from protofed.models import resnet, small  # reading them registers their models
 from protofed.models.catalog import (
     ModelInfo,
-    OptionInfo,
     build_model,
     describe,
     model_names,
     register_model,
     require_side,
 )
+from protofed.models.fast.layout import LAYOUTS, choose_layout, laid_out, torchs_own_kernels
 from protofed.models.groups import (
     Group,
     everything,
@@ -22,8 +22,8 @@ from protofed.models.groups import (
     running_statistics,
     tensors,
 )
-from protofed.models.layout import LAYOUTS, choose_layout, laid_out, torchs_own_kernels
-from protofed.models.projection import to_common_length, with_projection
+from protofed.models.layers import in_full_precision
+from protofed.models.projection_head import to_common_length, with_projection
 from protofed.models.split import ImageShape, Split
 from protofed.models.weights import Mismatch, WeightsReport, load_weights, read_weights
 
@@ -33,20 +33,17 @@ __all__ = [
     "ImageShape",
     "Mismatch",
     "ModelInfo",
-    "OptionInfo",
     "Split",
     "WeightsReport",
     "build_model",
     "choose_layout",
-    "cnn",
     "describe",
     "everything",
     "features",
     "head",
+    "in_full_precision",
     "laid_out",
-    "lenet",
     "load_weights",
-    "mlp",
     "model_names",
     "normalisation",
     "nothing",
@@ -57,6 +54,7 @@ __all__ = [
     "require_side",
     "resnet",
     "running_statistics",
+    "small",
     "tensors",
     "to_common_length",
     "torchs_own_kernels",

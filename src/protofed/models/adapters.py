@@ -22,8 +22,8 @@ class Adapter(nn.Module):
         narrow = max(1, channels // reduction)
         self.down = nn.Conv2d(channels, narrow, kernel, padding="same")
         self.up = nn.Conv2d(narrow, channels, kernel, padding="same")
-        start_convolution(self.down)
-        start_convolution(self.up)
+        init_convolution(self.down)
+        init_convolution(self.up)
         if init == "zero_up":
             nn.init.zeros_(self.up.weight)  # the adapter is the identity until it is trained
 
@@ -53,12 +53,12 @@ def with_adapters(base: Split, *, reduction: int, kernel: int, init: AdapterInit
 
 def output_channels(*stages: nn.Module) -> int:
     """Channels of the feature maps that come out of these stages: those of their last convolution; 0: no maps."""
-    found = [module for stage in stages for module in stage.modules() if isinstance(module, nn.Conv2d)]
-    return found[-1].out_channels if found else 0
+    convolutions = [module for stage in stages for module in stage.modules() if isinstance(module, nn.Conv2d)]
+    return convolutions[-1].out_channels if convolutions else 0
 
 
-def start_convolution(convolution: nn.Conv2d) -> None:
-    """Initial weights of what is put on top of a backbone: Kaiming (fan-out), no bias."""
+def init_convolution(convolution: nn.Conv2d) -> None:
+    """Kaiming weights (fan-out) and a bias of zero, for layers on top of a backbone."""
     nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
     assert convolution.bias is not None
     nn.init.zeros_(convolution.bias)

@@ -3,22 +3,13 @@
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar, get_type_hints
-
-from pydantic import TypeAdapter, ValidationError
+from typing import TypeVar
 
 from protofed.errors import UserError, unknown_name
 from protofed.models.split import ImageShape, Split
+from protofed.settings import SettingInfo, checked, keyword_settings
 
 Builder = TypeVar("Builder", bound=Callable[..., Split])
-
-
-class OptionInfo(NamedTuple):
-    """One option of a model as it is shown to a user; a `default` of `inspect.Parameter.empty` means required."""
-
-    type: str
-    default: object
-    doc: str
 
 
 @dataclass(frozen=True)
@@ -27,14 +18,13 @@ class ModelInfo:
 
     name: str
     description: str
-    options: Mapping[str, OptionInfo]
+    options: Mapping[str, SettingInfo]
 
 
 @dataclass(frozen=True)
 class _Entry:
     builder: Callable[..., Split]
     info: ModelInfo
-    parsers: Mapping[str, TypeAdapter[Any]]
 
 
 _models: dict[str, _Entry] = {}
@@ -46,18 +36,8 @@ def register_model(name: str, *, description: str) -> Callable[[Builder], Builde
     def register(builder: Builder) -> Builder:
         if name in _models and _origin(_models[name].builder) != _origin(builder):
             raise UserError(f"a model named {name!r} exists already; register yours under another name")
-        hints = get_type_hints(builder, include_extras=True)
-        parsers: dict[str, TypeAdapter[Any]] = {}
-        options: dict[str, OptionInfo] = {}
-        for option, parameter in inspect.signature(builder).parameters.items():
-            if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
-                continue
-            if option not in hints:
-                raise UserError(f"option {option!r} of model {name!r} needs a type annotation, such as {option}: int")
-            parsers[option] = TypeAdapter(hints[option])
-            schema = parsers[option].json_schema()
-            options[option] = OptionInfo(_type_text(schema), parameter.default, schema.get("description", ""))
-        _models[name] = _Entry(builder, ModelInfo(name, description, options), parsers)
+        options = keyword_settings(builder, f"model {name!r}")
+        _models[name] = _Entry(builder, ModelInfo(name, description, options))
         return builder
 
     return register
@@ -71,11 +51,11 @@ def build_model(name: str, image_shape: ImageShape, classes: int, options: Mappi
             f"model {name!r} cannot be built for images {tuple(image_shape)} and {classes} classes; "
             "images are (channels, height, width), and all numbers at least 1"
         )
-    parsed = {option: _parse(entry, option, value) for option, value in (options or {}).items()}
+    settings = checked(entry.info.options, options or {}, f"model {name!r}", "model.")
     for option, info in entry.info.options.items():
-        if info.default is inspect.Parameter.empty and option not in parsed:
-            raise UserError(f"model {name!r} needs the option {option!r} ({info.type})")
-    model = entry.builder(image_shape, classes, **parsed)
+        if info.default is inspect.Parameter.empty and option not in settings:
+            raise UserError(f"model {name!r} needs the setting model.{option}, {info.values}")
+    model = entry.builder(image_shape, classes, **settings)
     if not isinstance(model, Split):
         raise UserError(f"model {name!r} was built as a {type(model).__name__}; its builder must return a Split")
     return model
@@ -107,39 +87,3 @@ def _entry(name: str) -> _Entry:
     if name not in _models:
         raise unknown_name("model", name, _models)
     return _models[name]
-
-
-def _parse(entry: _Entry, option: str, value: object) -> object:
-    if option not in entry.parsers:
-        if not entry.parsers:
-            raise UserError(f"model {entry.info.name!r} has no options, so {option!r} cannot be set")
-        raise unknown_name(f"option of model {entry.info.name!r}:", option, entry.parsers)
-    try:
-        return entry.parsers[option].validate_python(value)
-    except ValidationError:
-        allowed = entry.info.options[option].type
-        raise UserError(
-            f"option {option!r} of model {entry.info.name!r} cannot be {value!r}; allowed: {allowed}"
-        ) from None
-
-
-_TYPE_WORDS = {"integer": "whole number", "number": "number", "boolean": "on or off", "string": "text"}
-_BOUND_WORDS = {
-    "minimum": "at least",
-    "exclusiveMinimum": "above",
-    "maximum": "at most",
-    "exclusiveMaximum": "below",
-}
-
-
-def _type_text(schema: Mapping[str, Any]) -> str:
-    """A JSON schema in plain words."""
-    if "anyOf" in schema:
-        return " or ".join(_type_text(choice) for choice in schema["anyOf"] if choice.get("type") != "null")
-    if "enum" in schema:
-        return " or ".join(str(choice) for choice in schema["enum"])
-    if "const" in schema:
-        return str(schema["const"])
-    kind = schema.get("type", "value")
-    bounds = " and ".join(f"{words} {schema[key]}" for key, words in _BOUND_WORDS.items() if key in schema)
-    return f"{_TYPE_WORDS.get(kind, kind)} {bounds}".strip()

@@ -13,7 +13,7 @@ from protofed.models.split import Split
 
 
 def tensors(model: nn.Module) -> dict[str, Tensor]:
-    """The learnable parameters and floating-point buffers by name; integer buffers merely count batches."""
+    """The learnable parameters and floating-point buffers by name; integer buffers only count batches."""
     buffers = {name: buffer for name, buffer in model.named_buffers() if buffer.is_floating_point()}
     return {**dict(model.named_parameters()), **buffers}
 
@@ -124,8 +124,8 @@ class _SideOfCut(Group):
         paths = []
         for path, split in _splits(model, self).items():
             end = split.stage_names.index(split.cut) + 1
-            chosen = split.stage_names[:end] if self.side == "features" else split.stage_names[end:]
-            paths += [_join(path, name) for name in chosen]
+            names = split.stage_names[:end] if self.side == "features" else split.stage_names[end:]
+            paths += [_join(path, name) for name in names]
         return _below(model, paths)
 
     def __str__(self) -> str:

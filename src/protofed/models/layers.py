@@ -1,14 +1,17 @@
 """Small building blocks that several models share."""
 
 from collections import OrderedDict
+from collections.abc import Callable
+from functools import wraps
 
+import torch
 from torch import Tensor, nn
 
-from protofed.models.strips import convolved_in_strips, worth_strips
+from protofed.models.fast.strips import convolved_in_strips, worth_strips
 
 
-class Convolution(nn.Sequential):
-    """Convolution, 2x2 max-pool, ReLU: after the pool there is a quarter left to do, and the numbers are the same."""
+class ConvPoolReLU(nn.Sequential):
+    """Convolution, 2x2 max-pool, ReLU: pooling first leaves a quarter of the work to ReLU, with the same result."""
 
     conv: nn.Conv2d
     in_strips = False
@@ -35,3 +38,17 @@ class Convolution(nn.Sequential):
 def dense(inputs: int, outputs: int) -> nn.Sequential:
     """Fully connected layer on the flattened input, then ReLU."""
     return nn.Sequential(OrderedDict(flatten=nn.Flatten(), linear=nn.Linear(inputs, outputs), relu=nn.ReLU()))
+
+
+def in_full_precision(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The same function of tensors, computed in float32 at least, also under autocast.
+
+    Squared distances as |x|^2 - 2 x y + |y|^2 are small differences of large numbers: in bfloat16 nothing is left.
+    """
+
+    @wraps(function)
+    def computed(*tensors: Tensor) -> Tensor:
+        with torch.autocast(tensors[0].device.type, enabled=False):
+            return function(*(tensor.to(torch.promote_types(tensor.dtype, torch.float32)) for tensor in tensors))
+
+    return computed

@@ -143,7 +143,7 @@ class Net:
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
-        """Inside: batch statistics are used, but the running ones do not move (a second look at the same batch)."""
+        """Inside: batch statistics are used, but running ones are not updated (for a second pass over a batch)."""
         norms = [module for module in self.model.modules() if isinstance(module, _NormBase)]
         momenta = [norm.momentum for norm in norms]
         for norm in norms:

@@ -23,11 +23,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from protofed.errors import UserError
-from protofed.models.adapters import output_channels, start_convolution
+from protofed.models.adapters import init_convolution, output_channels
 from protofed.models.groups import Group, part
+from protofed.models.layers import in_full_precision
 from protofed.models.net import Net
 from protofed.models.split import Split
-from protofed.precision import in_full_precision
 
 SimilarityKind = Literal["linear", "log"]
 
@@ -37,7 +37,7 @@ prototype_layer: Group = part("addon", "prototypes", "last")
 _EPSILON = 1e-4
 
 
-class Prototypes(nn.Module):
+class PartPrototypes(nn.Module):
     """m = classes x per_class prototypes p_j of shape D x size x size; prototype j is of class j // per_class."""
 
     def __init__(self, classes: int, per_class: int, dim: int, size: int) -> None:
@@ -100,7 +100,7 @@ def with_prototypes(base: Split, *, per_class: int, dim: int, size: int, similar
             "part prototypes compare patches of feature maps, and this model has no convolution before its feature "
             f"vector ({base.cut}); use a convolutional network such as resnet50"
         )
-    prototypes = Prototypes(base.classes, per_class, dim, size)
+    prototypes = PartPrototypes(base.classes, per_class, dim, size)
     stages |= {
         "addon": _addon(channels, dim),
         "prototypes": prototypes,
@@ -114,8 +114,8 @@ def with_prototypes(base: Split, *, per_class: int, dim: int, size: int, similar
 def _addon(channels: int, dim: int) -> nn.Sequential:
     """Two 1x1 convolutions; the sigmoid keeps patches where the prototypes start, in [0, 1]."""
     first, second = nn.Conv2d(channels, dim, 1), nn.Conv2d(dim, dim, 1)
-    start_convolution(first)
-    start_convolution(second)
+    init_convolution(first)
+    init_convolution(second)
     return nn.Sequential(OrderedDict(conv1=first, relu=nn.ReLU(), conv2=second, sigmoid=nn.Sigmoid()))
 
 
@@ -128,12 +128,12 @@ def _last(classes: int, labels: Tensor) -> nn.Linear:
     return last
 
 
-def prototypes_of(model: Split) -> Prototypes:
+def prototypes_of(model: Split) -> PartPrototypes:
     """The prototypes of a model that has some."""
-    found = model.stages().get("prototypes")
-    if not isinstance(found, Prototypes):
+    layer = model.stages().get("prototypes")
+    if not isinstance(layer, PartPrototypes):
         raise UserError("this model has no part prototypes; fedprototypical and fedadapterproto train such models")
-    return found
+    return layer
 
 
 @dataclass(frozen=True)
@@ -161,17 +161,17 @@ def project(net: Net, batches: Iterable[tuple[Tensor, Tensor]]) -> Projection:
     image = torch.full((count,), -1)
     row, column = torch.zeros_like(image), torch.zeros_like(image)
     distance = moved.new_full((count,), torch.inf)
-    seen = 0
+    offset = 0
     with net.eval():
         for x, y in batches:
             z = net.features(x, "addon")
             maps = net.call("prototypes", z).transpose(0, 1)  # [m, n, h, w]
             others = layer.labels[:, None] != y
-            found = maps.masked_fill(others[:, :, None, None], torch.inf).flatten(1).min(1)
-            for j in (found.values < distance).nonzero()[:, 0].tolist():
-                i, r, c = (int(index) for index in torch.unravel_index(found.indices[j], maps.shape[1:]))
-                image[j], row[j], column[j], distance[j] = seen + i, r, c, found.values[j]
+            nearest = maps.masked_fill(others[:, :, None, None], torch.inf).flatten(1).min(1)
+            for j in (nearest.values < distance).nonzero()[:, 0].tolist():
+                i, r, c = (int(index) for index in torch.unravel_index(nearest.indices[j], maps.shape[1:]))
+                image[j], row[j], column[j], distance[j] = offset + i, r, c, nearest.values[j]
                 moved[j] = z[i, :, r : r + size, c : c + size]
-            seen += len(y)
+            offset += len(y)
     layer.vectors.copy_(moved)
     return Projection(image, row, column, distance)

@@ -27,19 +27,17 @@ Norm = Annotated[
     Literal["batch", "group"],
     Field(description="normalise over the batch, or over groups of channels of each image by itself"),
 ]
+Local = Annotated[
+    bool, Field(description="second convolutions of 1x1: a position sees less of the image, so maps are sharper")
+]
 _GROUPS = 32
 
 
-def _norm(kind: Literal["batch", "group"], channels: int) -> nn.Module:
+def _norm(kind: Norm, channels: int) -> nn.Module:
     """A normalisation layer; the groups are as many as divide the channels, 32 at most."""
     if kind == "batch":
         return nn.BatchNorm2d(channels)
     return nn.GroupNorm(gcd(channels, _GROUPS), channels)
-
-
-Local = Annotated[
-    bool, Field(description="second convolutions of 1x1: a position sees less of the image, so maps are sharper")
-]
 
 
 class BasicBlock(nn.Module):
@@ -49,14 +47,14 @@ class BasicBlock(nn.Module):
     """
 
     expansion = 1
-    second = 3
+    second_kernel = 3
     """Side of the second convolution."""
 
-    def __init__(self, inputs: int, width: int, stride: int, norm: Literal["batch", "group"]) -> None:
+    def __init__(self, inputs: int, width: int, stride: int, norm: Norm) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(inputs, width, 3, stride, padding=1, bias=False)
         self.bn1 = _norm(norm, width)
-        self.conv2 = nn.Conv2d(width, width, self.second, padding=self.second // 2, bias=False)
+        self.conv2 = nn.Conv2d(width, width, self.second_kernel, padding=self.second_kernel // 2, bias=False)
         self.bn2 = _norm(norm, width)
         self.downsample = _shortcut(inputs, width, stride, norm)
 
@@ -73,7 +71,7 @@ class LocalBlock(BasicBlock):
     A position of the last stage of a ResNet-10 sees 19 pixels of the image instead of 49.
     """
 
-    second = 1
+    second_kernel = 1
 
 
 class Bottleneck(nn.Module):
@@ -81,7 +79,7 @@ class Bottleneck(nn.Module):
 
     expansion = 4
 
-    def __init__(self, inputs: int, width: int, stride: int, norm: Literal["batch", "group"]) -> None:
+    def __init__(self, inputs: int, width: int, stride: int, norm: Norm) -> None:
         super().__init__()
         outputs = width * self.expansion
         self.conv1 = nn.Conv2d(inputs, width, 1, bias=False)
@@ -100,36 +98,26 @@ class Bottleneck(nn.Module):
         return functional.relu_(h.add_(self.downsample(x)))
 
 
-@register_model("resnet10", description="ResNet-10 of basic blocks, features of length 8 x width")
-def resnet10(
-    image_shape: ImageShape,
-    classes: int,
-    *,
-    width: Width = 64,
-    stem: Stem = "cifar",
-    stem_maxpool: StemMaxpool = None,
-    norm: Norm = "batch",
-    local: Local = False,
-) -> Split:
-    """ResNet-10: one basic block in each stage."""
-    block = LocalBlock if local else BasicBlock
-    return _resnet(block, (1, 1, 1, 1), image_shape, classes, width, stem, stem_maxpool, norm)
+def _register_basic(number: int, depth: int) -> None:
+    """Offer the network of `depth` basic blocks in each of its four stages."""
+
+    @register_model(f"resnet{number}", description=f"ResNet-{number} of basic blocks, features of length 8 x width")
+    def build(
+        image_shape: ImageShape,
+        classes: int,
+        *,
+        width: Width = 64,
+        stem: Stem = "cifar",
+        stem_maxpool: StemMaxpool = None,
+        norm: Norm = "batch",
+        local: Local = False,
+    ) -> Split:
+        block = LocalBlock if local else BasicBlock
+        return _resnet(block, (depth,) * 4, image_shape, classes, width, stem, stem_maxpool, norm)
 
 
-@register_model("resnet18", description="ResNet-18 of basic blocks, features of length 8 x width")
-def resnet18(
-    image_shape: ImageShape,
-    classes: int,
-    *,
-    width: Width = 64,
-    stem: Stem = "cifar",
-    stem_maxpool: StemMaxpool = None,
-    norm: Norm = "batch",
-    local: Local = False,
-) -> Split:
-    """ResNet-18: two basic blocks in each stage."""
-    block = LocalBlock if local else BasicBlock
-    return _resnet(block, (2, 2, 2, 2), image_shape, classes, width, stem, stem_maxpool, norm)
+_register_basic(10, depth=1)
+_register_basic(18, depth=2)
 
 
 @register_model("resnet50", description="ResNet-50 of bottleneck blocks, features of length 32 x width")
@@ -151,10 +139,10 @@ def _resnet(
     depths: Sequence[int],
     image_shape: ImageShape,
     classes: int,
-    width: int,
-    stem: Literal["cifar", "standard"],
-    stem_maxpool: bool | None,
-    norm: Literal["batch", "group"],
+    width: Width,
+    stem: Stem,
+    stem_maxpool: StemMaxpool,
+    norm: Norm,
 ) -> Split:
     pooled = stem == "standard" if stem_maxpool is None else stem_maxpool
     stages: dict[str, nn.Module] = {"stem": _stem(image_shape[0], width, stem, pooled, norm)}
@@ -175,9 +163,7 @@ def _resnet(
     return model
 
 
-def _stem(
-    inputs: int, width: int, kind: Literal["cifar", "standard"], pooled: bool, norm: Literal["batch", "group"]
-) -> nn.Sequential:
+def _stem(inputs: int, width: int, kind: Stem, pooled: bool, norm: Norm) -> nn.Sequential:
     kernel, stride = {"cifar": (3, 1), "standard": (7, 2)}[kind]
     convolution = nn.Conv2d(inputs, width, kernel, stride, padding=kernel // 2, bias=False)
     stem = nn.Sequential(OrderedDict(conv1=convolution, bn1=_norm(norm, width), relu=nn.ReLU(inplace=True)))
@@ -186,7 +172,7 @@ def _stem(
     return stem
 
 
-def _shortcut(inputs: int, outputs: int, stride: int, norm: Literal["batch", "group"]) -> nn.Module:
+def _shortcut(inputs: int, outputs: int, stride: int, norm: Norm) -> nn.Module:
     if inputs == outputs and stride == 1:
         return nn.Identity()
     return nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), _norm(norm, outputs))

@@ -57,7 +57,7 @@ class Split(nn.Module):
         return {name: self.get_submodule(name) for name in self.stage_names}
 
     def features(self, x: Tensor, cut: str | None = None) -> Tensor:
-        """What comes out of stage `cut` (the model's own cut unless told)."""
+        """What comes out of stage `cut` (the model's own cut by default)."""
         return self.between(x, 0, self.stages_until(cut))
 
     def head(self, h: Tensor, cut: str | None = None) -> Tensor:

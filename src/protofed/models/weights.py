@@ -61,11 +61,11 @@ def load_weights(model: Split, path: str | Path) -> WeightsReport:
     """
     path = Path(path)
     own = tensors(model)
-    found = _own_names(read_weights(path), own, path)
-    fitting = {name: value for name, value in found.items() if name in own and value.shape == own[name].shape}
+    stored = _own_names(read_weights(path), own, path)
+    fitting = {name: value for name, value in stored.items() if name in own and value.shape == own[name].shape}
     if not fitting:
         raise UserError(
-            f"no tensor of {path} fits the model: the file has {_some(found)}, the model has {_some(own)}; "
+            f"no tensor of {path} fits the model: the file has {_some(stored)}, the model has {_some(own)}; "
             "give weights of the same architecture"
         )
     converted = {name: value.to(own[name].dtype) for name, value in fitting.items()}
@@ -78,12 +78,12 @@ def load_weights(model: Split, path: str | Path) -> WeightsReport:
     return WeightsReport(
         path=path,
         loaded=tuple(name for name in own if name in fitting),
-        missing=tuple(name for name in own if name not in found),
-        unexpected=tuple(name for name in found if name not in own),
+        missing=tuple(name for name in own if name not in stored),
+        unexpected=tuple(name for name in stored if name not in own),
         mismatched=tuple(
-            Mismatch(name, tuple(found[name].shape), tuple(own[name].shape))
+            Mismatch(name, tuple(stored[name].shape), tuple(own[name].shape))
             for name in own
-            if name in found and name not in fitting
+            if name in stored and name not in fitting
         ),
     )
 
@@ -98,7 +98,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         if path.suffix == ".safetensors":
             content: object = load_file(path)
         else:
-            _weigh(path)
+            _refuse_oversized(path)
             content = torch.load(path, map_location="cpu", weights_only=True)
     except UserError:
         raise
@@ -110,13 +110,13 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
         content = content["state_dict"]
     entries = content.items() if isinstance(content, Mapping) else ()
-    found = {str(name): value for name, value in entries if _is_plain(value)}
-    if not found:
+    stored = {str(name): value for name, value in entries if _is_plain(value)}
+    if not stored:
         raise UserError(f"weights {path} hold no named tensors; give a file of a model's state_dict")
-    return found
+    return stored
 
 
-def _weigh(path: Path) -> None:
+def _refuse_oversized(path: Path) -> None:
     """Refuse an archive that would unpack to more than memory holds."""
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
@@ -130,10 +130,10 @@ def _is_plain(value: object) -> bool:
     )
 
 
-def _own_names(found: Mapping[str, Tensor], own: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
+def _own_names(stored: Mapping[str, Tensor], own: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
     """The tensors of a file under the model's names where there is one; torchvision has the stem at top level."""
     renamed: dict[str, Tensor] = {}
-    for name, value in found.items():
+    for name, value in stored.items():
         bare = name.removeprefix("module.")
         target = next((candidate for candidate in (name, bare, f"stem.{bare}") if candidate in own), name)
         if target in renamed:

@@ -10,13 +10,13 @@ from typing import Annotated, Any
 
 import numpy as np
 import torch
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field
 
 from protofed.clients import ClientSide, Prepared, RunContext, Templates, choose_frozen, prepare
 from protofed.data import Augment, Dataset, Domain, Images, Normalise, Partition, deals_by_label, load, make_partition
 from protofed.data.catalog import data_options
 from protofed.engines import EngineChoice, choose_engine
-from protofed.errors import UserError, unknown_name
+from protofed.errors import UserError
 from protofed.federation import RoundPolicy
 from protofed.guards import parse_guard
 from protofed.guards import refuse_impossible as refuse_guard
@@ -32,19 +32,23 @@ from protofed.models import (
     to_common_length,
 )
 from protofed.records import Each, parse_robust, parts_of
-from protofed.registry import find_method, in_words, load_plugin, make_method, preset_settings
+from protofed.registry import find_method, load_plugin, make_method, preset_settings
 from protofed.runs.options import Options, make_options
 from protofed.seeding import stable_seed
+from protofed.settings import SettingInfo, checked
 
-_DATA_SETTINGS: dict[str, Any] = {
-    "augment": str,
-    "normalise": str,
-    "channels": int,
-    "ensure_all_classes": bool,
-    "holdout": float,
-    "merge_test": bool,
-    "min_size": int,
-    "validation": Annotated[float, Field(ge=0, lt=1)],
+_DATA_SETTINGS = {
+    name: SettingInfo.of(name, hint)
+    for name, hint in {
+        "augment": str,
+        "normalise": str,
+        "channels": int,
+        "ensure_all_classes": bool,
+        "holdout": float,
+        "merge_test": bool,
+        "min_size": int,
+        "validation": Annotated[float, Field(ge=0, lt=1)],
+    }.items()
 }
 
 _FEWEST_TOGETHER = 3
@@ -419,19 +423,8 @@ def _refuse_unknown_prefixes(options: Options) -> None:
             raise UserError(f"--set {key}: settings are a method's KEY, model.KEY or data.KEY")
 
 
-def _data_settings(given: Mapping[str, str], data: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """The settings every data set takes, checked, and those of this one, which its loader checks."""
-    known = {**data_options(data), **_DATA_SETTINGS}
-    settings: dict[str, Any] = {}
-    own: dict[str, str] = {}
-    for key, value in given.items():
-        if key not in known:
-            raise unknown_name("setting of the data", key, known)
-        if key not in _DATA_SETTINGS:
-            own[key] = value
-            continue
-        try:
-            settings[key] = TypeAdapter(_DATA_SETTINGS[key]).validate_python(value)
-        except ValidationError:
-            raise UserError(f"data.{key}={value} is not valid; it takes {in_words(_DATA_SETTINGS[key])}") from None
-    return settings, own
+def _data_settings(given: Mapping[str, str], data: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The settings every data set takes, and those of this one."""
+    values = checked({**data_options(data), **_DATA_SETTINGS}, given, "the data", "data.")
+    own = {key: value for key, value in values.items() if key not in _DATA_SETTINGS}
+    return {key: value for key, value in values.items() if key in _DATA_SETTINGS}, own

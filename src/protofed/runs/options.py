@@ -11,7 +11,7 @@ from protofed.engines import ENGINES
 from protofed.errors import UserError, unknown_name
 from protofed.method import Plan, epochs_in
 from protofed.models import LAYOUTS
-from protofed.registry import settings_below
+from protofed.settings import settings_below
 
 WholeNumber = Annotated[int, Field(ge=1)]
 

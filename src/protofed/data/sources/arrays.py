@@ -8,7 +8,7 @@ from protofed.data.images import Domain, Images
 from protofed.errors import UserError
 
 
-def images(pixels: NDArray[np.generic], labels: ArrayLike, where: str) -> Images:
+def make_images(pixels: NDArray[np.generic], labels: ArrayLike, where: str) -> Images:
     """uint8 pixels N x H x W or N x H x W x C and one label each."""
     stacked = pixels[..., None] if pixels.ndim == 3 else pixels
     y = np.asarray(labels).reshape(-1).astype(np.int64)
@@ -25,7 +25,7 @@ def from_unit(values: NDArray[np.floating]) -> NDArray[np.uint8]:
     return np.asarray(np.rint(np.clip(values, 0, 1) * 255), dtype=np.uint8)
 
 
-def domain(name: str, train: Images, test: Images, classes: int) -> Domain:
+def make_domain(name: str, train: Images, test: Images, classes: int) -> Domain:
     """A domain whose labels are checked against the number of classes."""
     for part in (train, test):
         low, high = int(part.y.min()), int(part.y.max())

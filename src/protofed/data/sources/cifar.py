@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from protofed.data.images import Images, RawData
-from protofed.data.sources.arrays import damaged, domain, images
+from protofed.data.sources.arrays import damaged, make_domain, make_images
 from protofed.data.sources.source import Size
 from protofed.errors import UserError
 
@@ -37,7 +37,7 @@ def read_cifar10(folder: Path, _: Size) -> RawData:
     """Five training batches and the test batch."""
     batches = [_batch(folder / f"data_batch_{number}") for number in range(1, 6)]
     train = Images(torch.cat([batch.x for batch in batches]), torch.cat([batch.y for batch in batches]))
-    return RawData(CLASSES, {"cifar10": domain("cifar10", train, _batch(folder / "test_batch"), len(CLASSES))})
+    return RawData(CLASSES, {"cifar10": make_domain("cifar10", train, _batch(folder / "test_batch"), len(CLASSES))})
 
 
 class _Unpickler(pickle.Unpickler):
@@ -62,4 +62,4 @@ def _batch(path: Path) -> Images:
     except Exception as problem:
         # Bytes that are no pickle make it raise almost anything.
         raise damaged(path, problem) from None
-    return images(pixels, labels, str(path))
+    return make_images(pixels, labels, str(path))

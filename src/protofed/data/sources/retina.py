@@ -6,9 +6,9 @@ from typing import Annotated
 
 from protofed.data.files import LabelledFile
 from protofed.data.images import RawData
-from protofed.data.sources.pictures import PHOTO_SIZE, Picture, eighty_twenty, read_pictures
+from protofed.data.sources.csv_files import Row, find_image, first_match, read_rows, whole_number
+from protofed.data.sources.pictures import PHOTO_SIZE, GroupedFile, read_files, split_80_20
 from protofed.data.sources.source import Size
-from protofed.data.sources.tables import Row, find_image, first_match, read_rows, whole_number
 from protofed.errors import UserError
 
 GRADES = ("No DR", "Mild", "Moderate", "Severe", "Proliferative")
@@ -25,7 +25,7 @@ def read_aptos(folder: Path, size: Size, *, circle_crop: CircleCrop = False) -> 
     table = folder / "train.csv"
     rows = read_rows(table, image=("id_code",), grade=("diagnosis",))
     pictures = [_picture(table, row, [folder / "train_images"]) for row in rows]
-    return _read({"aptos": eighty_twenty("aptos", pictures)}, size, circle_crop)
+    return _read({"aptos": split_80_20("aptos", pictures)}, size, circle_crop)
 
 
 def read_idrid(folder: Path, size: Size, *, circle_crop: CircleCrop = False) -> RawData:
@@ -45,19 +45,19 @@ def read_retino(folder: Path, size: Size, *, circle_crop: CircleCrop = False) ->
     table = first_match(folder, "*train*.csv", "*.csv")
     rows = read_rows(table, image=("img_id", "image", "image_id"), grade=("label", "grade", "level", "dr_grade"))
     pictures = [_picture(table, row, [folder / "images", folder]) for row in rows]
-    return _read({"retino": eighty_twenty("retino", pictures)}, size, circle_crop)
+    return _read({"retino": split_80_20("retino", pictures)}, size, circle_crop)
 
 
 def read_kaggle_dr(folder: Path, size: Size, *, circle_crop: CircleCrop = False) -> RawData:
     """The training part of Kaggle's competition of 2015; a column `site`, if the table has one, makes the domains."""
     table = folder / "trainLabels.csv"
     rows = read_rows(table, image=("image",), grade=("level",), site=("site", ""))
-    sites: dict[str, list[Picture]] = {}
+    sites: dict[str, list[GroupedFile]] = {}
     for row in rows:
         # 10_left and 10_right are the eyes of patient 10.
-        picture = _picture(table, row, [folder / "train"], owner=row["image"].partition("_")[0])
+        picture = _picture(table, row, [folder / "train"], group=row["image"].partition("_")[0])
         sites.setdefault(row["site"] or "kaggle_dr", []).append(picture)
-    return _read({name: eighty_twenty(name, sites[name]) for name in sorted(sites)}, size, circle_crop)
+    return _read({name: split_80_20(name, sites[name]) for name in sorted(sites)}, size, circle_crop)
 
 
 def read_eyepacs(folder: Path, size: Size, *, circle_crop: CircleCrop = False) -> RawData:
@@ -81,8 +81,8 @@ def read_eyepacs(folder: Path, size: Size, *, circle_crop: CircleCrop = False) -
     for number, site in enumerate(largest, 1):
         members = [row for row in usable if row["site"] == site]
         folders = [folder / "images", folder]
-        pictures = [_picture(table, row, folders, owner=row["patient"]) for row in members]
-        files[f"site{number}"] = eighty_twenty(f"site{number}", pictures)
+        pictures = [_picture(table, row, folders, group=row["patient"]) for row in members]
+        files[f"site{number}"] = split_80_20(f"site{number}", pictures)
     return _read(files, size, circle_crop)
 
 
@@ -93,12 +93,12 @@ def _usable(row: Row) -> bool:
     )
 
 
-def _picture(table: Path, row: Row, folders: list[Path], owner: str = "") -> Picture:
+def _picture(table: Path, row: Row, folders: list[Path], group: str = "") -> GroupedFile:
     grade = whole_number(table, row["grade"])
     if not 0 <= grade < len(GRADES):
         raise UserError(f"{table}: the grade {grade} of {row['image']} is not one of 0 to {len(GRADES) - 1}")
-    return Picture(find_image(folders, row["image"], table), GRADES[grade], owner)
+    return GroupedFile(find_image(folders, row["image"], table), GRADES[grade], group)
 
 
 def _read(files: dict[str, list[LabelledFile]], size: Size, circle_crop: bool) -> RawData:
-    return read_pictures(files, GRADES, size or PHOTO_SIZE, crop=circle_crop)
+    return read_files(files, GRADES, size or PHOTO_SIZE, crop=circle_crop)

@@ -1,17 +1,18 @@
 """What a published data set is, where its original files lie under a data root, and how they become domains."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import md5
 from pathlib import Path
 from typing import Any
 
 from protofed.data.images import Domain, RawData
-from protofed.data.sources.options import DataOption, Reader, options_of
 from protofed.errors import UserError, unknown_name
+from protofed.settings import SettingInfo, keyword_settings
 
 Size = tuple[int, int] | None
+Reader = Callable[..., RawData]
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Source(ABC):
 
     @property
     @abstractmethod
-    def options(self) -> dict[str, DataOption]:
+    def options(self) -> dict[str, SettingInfo]:
         """The settings of this data, for `--set data.KEY=VALUE`."""
 
     @abstractmethod
@@ -86,9 +87,9 @@ class Original(Source):
         return self.terms
 
     @property
-    def options(self) -> dict[str, DataOption]:
+    def options(self) -> dict[str, SettingInfo]:
         """The keyword arguments of the reader."""
-        return options_of(self.read)
+        return keyword_settings(self.read, f"data {self.name}")
 
     def locate(self, root: Path) -> Path | None:
         """The first place that has all that is needed."""
@@ -138,11 +139,11 @@ class Original(Source):
     def _odd_counts(self, raw: RawData) -> list[str]:
         notes: list[str] = []
         for name, domain in raw.domains.items():
-            found = (len(domain.train), len(domain.test))
-            expected = self.counts.get(name, found)
-            if found != expected:
+            counted = (len(domain.train), len(domain.test))
+            expected = self.counts.get(name, counted)
+            if counted != expected:
                 notes.append(
-                    f"domain {name} has {found[0]} training and {found[1]} test images; "
+                    f"domain {name} has {counted[0]} training and {counted[1]} test images; "
                     f"the whole set has {expected[0]} and {expected[1]}"
                 )
         return notes
@@ -166,10 +167,10 @@ class Benchmark(Source):
         return "; ".join(dict.fromkeys(f"{name}: {self.choices[name].licence}" for name in self.members))
 
     @property
-    def options(self) -> dict[str, DataOption]:
+    def options(self) -> dict[str, SettingInfo]:
         """Which members to take, and what these take themselves."""
         text = f"the sets to take domains from, out of {', '.join(self.choices)}"
-        merged = {"members": DataOption("members", "names separated by commas", ",".join(self.members), text, str)}
+        merged = {"members": SettingInfo("members", "names separated by commas", ",".join(self.members), text, str)}
         for member in self.choices.values():
             merged |= member.options
         return merged

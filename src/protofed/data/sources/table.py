@@ -1,399 +1,94 @@
-"""The table of published data sets: what each is, where it comes from, and how its files lie."""
+"""The published data sets by name: the facts of `sources.toml`, joined to the functions that read the files."""
 
-from protofed.data.sources.chest import read_covid_qu_ex, read_india, read_montgomery, read_shenzhen
+import tomllib
+from collections.abc import Iterator
+from importlib.resources import files
+from typing import Any
+
 from protofed.data.sources.cifar import read_cifar10
-from protofed.data.sources.clinic import read_busi, read_neojaundice
-from protofed.data.sources.digit_folders import read_mnist_m, read_syn
+from protofed.data.sources.digits import read_emnist, read_mnist, read_mnist_m, read_svhn, read_syn, read_usps
 from protofed.data.sources.femnist import read_femnist
-from protofed.data.sources.idx import read_emnist, read_mnist
-from protofed.data.sources.medmnist import MED_SETS, med_reader
+from protofed.data.sources.medical import (
+    read_busi,
+    read_covid_qu_ex,
+    read_india,
+    read_montgomery,
+    read_neojaundice,
+    read_shenzhen,
+)
+from protofed.data.sources.medmnist import medmnist_reader
 from protofed.data.sources.office import read_office_caltech10, read_pacs
 from protofed.data.sources.pictures import EIGHTY_TWENTY, EVERY_TENTH
 from protofed.data.sources.retina import read_aptos, read_eyepacs, read_idrid, read_kaggle_dr, read_retino
-from protofed.data.sources.source import Benchmark, Original, Source
-from protofed.data.sources.svhn import read_svhn
-from protofed.data.sources.usps import read_usps
+from protofed.data.sources.source import Benchmark, Original, Reader, Source
 
-_OFFICIAL = "official"
-_VALIDATION_TRAINED = "official; validation images join the training images"
-_BY_PATIENT = f"{EIGHTY_TWENTY}, all images of a patient on one side"
-_PHOTO = "64x64"
-
-_MNIST_FILES = {
-    "train-images-idx3-ubyte": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-    "train-labels-idx1-ubyte": "d53e105ee54ea40749a09fcbcd1e9432",
-    "t10k-images-idx3-ubyte": "9fb629c4189551a2d022fa330f9573f3",
-    "t10k-labels-idx1-ubyte": "ec29112dd5afa0611ce80d1b7f02629c",
+_SPLITS = {
+    "80/20": EIGHTY_TWENTY,
+    "80/20 by patient": f"{EIGHTY_TWENTY}, all images of a patient on one side",
+    "80/20, folders joined": f"{EIGHTY_TWENTY}; its own two folders are joined",
+    "every tenth": EVERY_TENTH,
+    "validation trained on": "official; validation images join the training images",
+}
+_READERS: dict[str, Reader] = {
+    "mnist": read_mnist,
+    "emnist": read_emnist,
+    "usps": read_usps,
+    "svhn": read_svhn,
+    "syn": read_syn,
+    "mnist_m": read_mnist_m,
+    "cifar10": read_cifar10,
+    "office_caltech10": read_office_caltech10,
+    "pacs": read_pacs,
+    "femnist": read_femnist,
+    "aptos": read_aptos,
+    "idrid": read_idrid,
+    "retino": read_retino,
+    "kaggle_dr": read_kaggle_dr,
+    "eyepacs": read_eyepacs,
+    "montgomery": read_montgomery,
+    "shenzhen": read_shenzhen,
+    "india": read_india,
+    "covid_qu_ex": read_covid_qu_ex,
+    "busi": read_busi,
+    "neojaundice": read_neojaundice,
 }
 
-_ORIGINALS = (
-    Original(
-        "mnist",
-        "handwritten digits, 28x28 grey",
-        publisher="Y. LeCun, C. Cortes, C. Burges",
-        download="the four files *-ubyte.gz from https://ossci-datasets.s3.amazonaws.com/mnist/",
-        terms="CC BY-SA 3.0",
-        layout=tuple(f"mnist/{name}.gz (or without .gz)" for name in _MNIST_FILES),
-        split=_OFFICIAL,
-        needs=tuple(f"{name}|{name}.gz" for name in _MNIST_FILES),
-        read=read_mnist,
-        places=("mnist", "MNIST/raw", "MNIST"),
-        counts={"mnist": (60000, 10000)},
-        md5={f"{name}.gz": digest for name, digest in _MNIST_FILES.items()},
-    ),
-    Original(
-        "emnist",
-        "handwritten digits and letters, 47 classes, 28x28 grey",
-        publisher="G. Cohen, S. Afshar, J. Tapson, A. van Schaik (NIST)",
-        download="gzip.zip from https://www.nist.gov/itl/products-and-services/emnist-dataset",
-        terms="public domain (NIST Special Database 19)",
-        layout=(
-            "emnist/emnist-bymerge-{train,test}-{images-idx3,labels-idx1}-ubyte.gz (or without .gz)",
-            "emnist/emnist-bymerge-mapping.txt",
-            "the same with balanced for --set data.emnist_split=balanced (112,800 / 18,800 images)",
-        ),
-        split=_OFFICIAL,
-        needs=("emnist-*-train-images-idx3-ubyte*", "emnist-*-test-images-idx3-ubyte*", "emnist-*-mapping.txt"),
-        read=read_emnist,
-        places=("emnist", "emnist/gzip", "EMNIST/raw"),
-        counts={"emnist": (697932, 116323)},
-        md5={"gzip.zip": "58c8d27c78d21e728a6bc7b3cc06412e"},
-    ),
-    Original(
-        "usps",
-        "handwritten digits of envelopes, 16x16 grey",
-        publisher="J. J. Hull (US Postal Service); files of the LIBSVM site",
-        download="usps.bz2 and usps.t.bz2 from https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multiclass.html",
-        terms="none stated; research data",
-        layout=("usps/usps.bz2, usps/usps.t.bz2", "or usps/usps.h5 (groups train and test; needs the package h5py)"),
-        split=_OFFICIAL,
-        needs=("usps.bz2|usps.h5", "usps.t.bz2|usps.h5"),
-        read=read_usps,
-        places=("usps", "USPS"),
-        counts={"usps": (7291, 2007)},
-        md5={"usps.bz2": "ec16c51db3855ca6c91edd34d0e9b197", "usps.t.bz2": "8ea070ee2aca1ac39742fdd1ef5ed118"},
-    ),
-    Original(
-        "svhn",
-        "digits of house numbers, 32x32 colour",
-        publisher="Y. Netzer and others (Stanford)",
-        download="train_32x32.mat and test_32x32.mat from http://ufldl.stanford.edu/housenumbers/",
-        terms="non-commercial use only",
-        layout=("svhn/train_32x32.mat", "svhn/test_32x32.mat"),
-        split=_OFFICIAL,
-        needs=("train_32x32.mat", "test_32x32.mat"),
-        read=read_svhn,
-        places=("svhn", "SVHN"),
-        counts={"svhn": (73257, 26032)},
-        md5={
-            "train_32x32.mat": "e26dedcc434d2e4c54c9b2d4a06d8373",
-            "test_32x32.mat": "eb5a983be6a315427106f1b164d9cef3",
-        },
-    ),
-    Original(
-        "syn",
-        "Synthetic Digits: fonts on photographs",
-        publisher="P. Roy and others",
-        download="https://www.kaggle.com/datasets/prasunroy/synthetic-digits",
-        terms="as stated on its page",
-        layout=("syn/imgs_train/0/*.jpg to 9/ (or train)", "syn/imgs_valid/0/*.jpg to 9/ (or val)"),
-        split="official; its validation folder is the test set",
-        needs=("imgs_train/0|train/0", "imgs_valid/0|valid/0|val/0|test/0"),
-        read=read_syn,
-        places=("syn", "syn/synthetic_digits", "syn/data/synthetic_digits", "synthetic_digits"),
-        counts={"syn": (10000, 2000)},
-        size="32x32",
-    ),
-    Original(
-        "mnist_m",
-        "MNIST digits blended with photographs, 32x32 colour",
-        publisher="Y. Ganin, V. Lempitsky",
-        download="mnist_m.tar.gz from http://yaroslav.ganin.net/",
-        terms="as MNIST and BSDS500; research use",
-        layout=(
-            "mnist_m/mnist_m_train/*.png with mnist_m/mnist_m_train_labels.txt, and the same for test",
-            "or mnist_m/train/0/*.png to 9/ and mnist_m/test/0/*.png to 9/",
-        ),
-        split=_OFFICIAL,
-        needs=("mnist_m_train_labels.txt|train/0|training/0", "mnist_m_test_labels.txt|test/0|testing/0|val/0"),
-        read=read_mnist_m,
-        places=("mnist_m", "mnistm", "MNIST-M"),
-        counts={"mnist_m": (59001, 9001)},
-    ),
-    Original(
-        "cifar10",
-        "small photographs of ten classes, 32x32 colour",
-        publisher="A. Krizhevsky",
-        download="cifar-10-python.tar.gz (unpacked) from https://www.cs.toronto.edu/~kriz/cifar.html",
-        terms="none stated; research data",
-        layout=(
-            "cifar10/cifar-10-batches-py/data_batch_1 to data_batch_5, test_batch (Python pickles, never executed)",
-        ),
-        split=_OFFICIAL,
-        needs=("data_batch_1", "data_batch_5", "test_batch"),
-        read=read_cifar10,
-        places=("cifar10", "cifar10/cifar-10-batches-py", "cifar-10-batches-py"),
-        counts={"cifar10": (50000, 10000)},
-        md5={
-            "data_batch_1": "c99cafc152244af753f735de768cd75f",
-            "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
-            "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
-            "data_batch_4": "634d18415352ddfa80567beed471001a",
-            "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
-            "test_batch": "40351d587109b95175f43aff81a1287e",
-        },
-    ),
-    Original(
-        "office_caltech10",
-        "Office-Caltech10: ten kinds of objects in four domains",
-        publisher="B. Gong, Y. Shi, F. Sha, K. Grauman",
-        download="the image folders of Office-Caltech10, https://github.com/ChristophRaab/Office_Caltech_DA_Dataset",
-        terms="none stated; research data",
-        layout=("office_caltech10/{amazon,caltech,dslr,webcam}/CLASS/*.jpg",),
-        split=EVERY_TENTH,
-        needs=tuple(f"{name}/*/*.*" for name in ("amazon", "caltech", "dslr", "webcam")),
-        read=read_office_caltech10,
-        places=("office_caltech10", "office_caltech_10", "Office_Caltech_DA_Dataset"),
-        counts={"caltech": (899, 224), "amazon": (768, 190), "webcam": (237, 58), "dslr": (127, 30)},
-        size=_PHOTO,
-    ),
-    Original(
-        "pacs",
-        "PACS: seven classes as photographs, paintings, cartoons and sketches",
-        publisher="D. Li, Y. Yang, Y.-Z. Song, T. Hospedales",
-        download="PACS (images, and the kfold lists) from https://dali-dl.github.io/project_iccv2017.html",
-        terms="none stated; research data",
-        layout=(
-            "pacs/{photo,art_painting,cartoon,sketch}/CLASS/*",
-            "pacs/DOMAIN_{train,crossval}_kfold.txt, also in a folder below, for --set data.pacs_split=kfold",
-        ),
-        split=EVERY_TENTH,
-        needs=tuple(f"{name}/dog/*" for name in ("photo", "art_painting", "cartoon", "sketch")),
-        read=read_pacs,
-        places=("pacs", "PACS", "pacs/kfold", "PACS/kfold"),
-        counts={"photo": (1336, 334), "art_painting": (1640, 408), "cartoon": (1876, 468), "sketch": (3144, 785)},
-        size=_PHOTO,
-    ),
-    Original(
-        "femnist",
-        "FEMNIST: characters by writer, 62 classes, 28x28 grey, dark on white",
-        publisher="LEAF (S. Caldas and others), from NIST Special Database 19",
-        download="the json files made by data/femnist/preprocess.sh of https://github.com/TalwalkarLab/leaf",
-        terms="LEAF BSD 2-clause; NIST public domain",
-        layout=("femnist/train/*.json", "femnist/test/*.json"),
-        split="LEAF's own",
-        needs=("train/*.json", "test/*.json"),
-        read=read_femnist,
-        places=("femnist", "femnist/data", "leaf/data/femnist/data"),
-        sites=("femnist",),
-    ),
-    Original(
-        "aptos",
-        "APTOS 2019: fundus photographs with five grades of diabetic retinopathy",
-        publisher="Aravind Eye Hospital, Kaggle",
-        download="train.csv and train_images from https://www.kaggle.com/c/aptos2019-blindness-detection",
-        terms="competition data, research use",
-        layout=("aptos/train.csv (id_code, diagnosis)", "aptos/train_images/*.png"),
-        split=EIGHTY_TWENTY,
-        needs=("train.csv", "train_images/*"),
-        read=read_aptos,
-        places=("aptos", "aptos2019-blindness-detection"),
-        counts={"aptos": (2929, 733)},
-        size=_PHOTO,
-    ),
-    Original(
-        "idrid",
-        "IDRiD: Indian fundus photographs with five grades of diabetic retinopathy",
-        publisher="P. Porwal and others",
-        download="B. Disease Grading from https://ieee-dataport.org/open-access/indian-diabetic-retinopathy-image-dataset-idrid",
-        terms="CC BY 4.0",
-        layout=(
-            "idrid/B. Disease Grading/1. Original Images/{a. Training Set,b. Testing Set}/*.jpg",
-            "idrid/B. Disease Grading/2. Groundtruths/{a. ...Training Labels.csv,b. ...Testing Labels.csv}",
-        ),
-        split=_OFFICIAL,
-        needs=("**/*Training Labels.csv", "**/*Testing Labels.csv", "**/*Training Set/*", "**/*Testing Set/*"),
-        read=read_idrid,
-        places=("idrid/B. Disease Grading", "idrid", "B. Disease Grading"),
-        counts={"idrid": (413, 103)},
-        size=_PHOTO,
-    ),
-    Original(
-        "retino",
-        "Retino of MedFMC: fundus photographs with five grades of diabetic retinopathy",
-        publisher="D. Wang and others (MedFMC)",
-        download="Retino from https://doi.org/10.6084/m9.figshare.c.6476047 (MedFMC)",
-        terms="CC BY 4.0",
-        layout=("retino/retino_train.csv (img_id; label, 0 to 4)", "retino/images/*"),
-        split=EIGHTY_TWENTY,
-        needs=("*.csv", "images/*"),
-        read=read_retino,
-        places=("retino", "MedFMC/retino", "Retino"),
-        size=_PHOTO,
-    ),
-    Original(
-        "kaggle_dr",
-        "Diabetic Retinopathy Detection 2015: fundus photographs with five grades",
-        publisher="EyePACS, Kaggle",
-        download="trainLabels.csv and train from https://www.kaggle.com/c/diabetic-retinopathy-detection",
-        terms="competition data, research use",
-        layout=(
-            "kaggle_dr/trainLabels.csv (image, level; with a further column site every site is a domain)",
-            "kaggle_dr/train/*.jpeg",
-        ),
-        split=_BY_PATIENT,
-        needs=("trainLabels.csv", "train/*"),
-        read=read_kaggle_dr,
-        places=("kaggle_dr", "diabetic-retinopathy-detection"),
-        sites=("kaggle_dr",),
-        size=_PHOTO,
-    ),
-    Original(
-        "eyepacs",
-        "EyePACS: macula and disc in view, quality adequate or better, its five largest sites as domains",
-        publisher="EyePACS LLC, on request",
-        download="the images and their table of metadata, from https://www.eyepacs.com/data-analysis on request",
-        terms="as agreed with EyePACS",
-        layout=(
-            "eyepacs/metadata.csv (image_path, image_field, session_image_quality, diagnosis_image_dr_level,",
-            "    clinical_siteIdentifier, and optionally patient_id)",
-            "eyepacs/images/IMAGE_PATH",
-            "the paper's sites have 8,962 / 7,601 / 5,099 / 4,080 / 3,104 images",
-        ),
-        split=_BY_PATIENT,
-        needs=("*.csv",),
-        read=read_eyepacs,
-        places=("eyepacs",),
-        sites=tuple(f"site{number}" for number in range(1, 6)),
-        size=_PHOTO,
-    ),
-    Original(
-        "montgomery",
-        "chest X-rays with and without tuberculosis, Montgomery County",
-        publisher="S. Jaeger and others (US National Library of Medicine)",
-        download="the Montgomery set from https://data.lhncbc.nlm.nih.gov/public/Tuberculosis-Chest-X-ray-Datasets/",
-        terms="free for research with acknowledgement",
-        layout=("montgomery/CXR_png/MCUCXR_*_0.png (normal) and *_1.png (tuberculosis)",),
-        split=EIGHTY_TWENTY,
-        needs=("CXR_png/*_0.png", "CXR_png/*_1.png"),
-        read=read_montgomery,
-        places=("montgomery", "MontgomerySet"),
-        counts={"montgomery": (110, 28)},
-        size=_PHOTO,
-    ),
-    Original(
-        "shenzhen",
-        "chest X-rays with and without tuberculosis, Shenzhen",
-        publisher="S. Jaeger and others (US National Library of Medicine)",
-        download="the Shenzhen set from https://data.lhncbc.nlm.nih.gov/public/Tuberculosis-Chest-X-ray-Datasets/",
-        terms="free for research with acknowledgement",
-        layout=("shenzhen/CXR_png/CHNCXR_*_0.png (normal) and *_1.png (tuberculosis)",),
-        split=EIGHTY_TWENTY,
-        needs=("CXR_png/*_0.png", "CXR_png/*_1.png"),
-        read=read_shenzhen,
-        places=("shenzhen", "ChinaSet_AllFiles"),
-        counts={"shenzhen": (528, 134)},
-        size=_PHOTO,
-    ),
-    Original(
-        "india",
-        "chest X-rays with and without tuberculosis, New Delhi (Dataset A)",
-        publisher="A. Chauhan, D. Chauhan, C. Rout",
-        download="Dataset A from https://sourceforge.net/projects/tbxpredict/files/data/",
-        terms="none stated; research data",
-        layout=("india/DatasetA/{Training,Testing}/n*.jpg (normal) and p*.jpg (tuberculosis)",),
-        split=f"{EIGHTY_TWENTY}; its own two folders are joined",
-        needs=("Training/*", "Testing/*"),
-        read=read_india,
-        places=("india/DatasetA", "india", "DatasetA"),
-        counts={"india": (124, 32)},
-        size=_PHOTO,
-    ),
-    Original(
-        "covid_qu_ex",
-        "COVID-QU-Ex: chest X-rays of COVID-19, other infections and healthy people",
-        publisher="A. M. Tahir and others (Qatar University)",
-        download="https://www.kaggle.com/datasets/anasmohammedtahir/covidqu (Lung Segmentation Data)",
-        terms="CC BY-SA 4.0",
-        layout=(
-            "covid_qu_ex/{Train,Val,Test}/{COVID-19,Non-COVID,Normal}/images/*.png (or directly in the class folder)",
-        ),
-        split=_VALIDATION_TRAINED,
-        needs=("Train/COVID-19", "Val/COVID-19", "Test/COVID-19"),
-        read=read_covid_qu_ex,
-        places=(
-            "covid_qu_ex",
-            "covid_qu_ex/Lung Segmentation Data",
-            "covid_qu_ex/Lung Segmentation Data/Lung Segmentation Data",
-        ),
-        counts={"covid_qu_ex": (27132, 6788)},
-        size=_PHOTO,
-    ),
-    Original(
-        "busi",
-        "BUSI: breast ultrasound, normal, benign and malignant",
-        publisher="W. Al-Dhabyani and others",
-        download="Dataset_BUSI_with_GT from https://scholar.cu.edu.eg/?q=afahmy/pages/dataset",
-        terms="CC BY 4.0",
-        layout=("busi/{normal,benign,malignant}/*.png (files named *_mask* are passed over)",),
-        split=EIGHTY_TWENTY,
-        needs=("normal/*", "benign/*", "malignant/*"),
-        read=read_busi,
-        places=("busi", "busi/Dataset_BUSI_with_GT", "Dataset_BUSI_with_GT"),
-        counts={"busi": (623, 157)},
-        size=_PHOTO,
-    ),
-    Original(
-        "neojaundice",
-        "NeoJaundice of MedFMC: newborns' skin, low or high bilirubin",
-        publisher="D. Wang and others (MedFMC)",
-        download="NeoJaundice from https://springernature.figshare.com/articles/dataset/NeoJaundice/22302559",
-        terms="CC BY 4.0",
-        layout=(
-            "neojaundice/chd_jaundice_published_2.csv (image_idx, patient_id, blood(mg/dL))",
-            "neojaundice/images/*.jpg",
-            "2,235 images of 745 newborns",
-        ),
-        split=_BY_PATIENT,
-        needs=("*.csv", "images/*"),
-        read=read_neojaundice,
-        places=("neojaundice", "NeoJaundice"),
-        size=_PHOTO,
-    ),
-    *(
-        Original(
-            f"medmnist_{med.stem}",
-            f"MedMNIST: {med.what}, {len(med.classes)} classes, 28x28 to 224x224",
-            publisher="J. Yang and others",
-            download=f"{med.stem}.npz (or {med.stem}_64.npz, _128, _224) from https://zenodo.org/records/10519652",
-            terms=med.licence,
-            layout=(f"medmnist/{med.stem}.npz", "the smallest file that has the --image-size asked for is read"),
-            split=_VALIDATION_TRAINED,
-            needs=(f"{med.stem}.npz|{med.stem}_64.npz|{med.stem}_128.npz|{med.stem}_224.npz",),
-            read=med_reader(med),
-            places=("medmnist",),
-            counts={med.stem: (med.counts[0] + med.counts[1], med.counts[2])},
-            md5={f"{med.stem}.npz": med.md5},
-        )
-        for med in MED_SETS
-    ),
-)
 
-_BY_NAME = {original.name: original for original in _ORIGINALS}
+def _original(name: str, facts: dict[str, Any], read: Reader) -> Original:
+    facts["split"] = _SPLITS.get(facts["split"], facts["split"])
+    facts["counts"] = {domain: tuple(counts) for domain, counts in facts.get("counts", {}).items()}
+    lists = {key: tuple(value) for key, value in facts.items() if isinstance(value, list)}
+    return Original(name, read=read, **(facts | lists))
 
 
-def _benchmark(name: str, description: str, members: tuple[str, ...], others: tuple[str, ...] = ()) -> Benchmark:
-    return Benchmark(name, description, members, {member: _BY_NAME[member] for member in (*members, *others)})
+def _medmnist(stem: str, facts: dict[str, Any]) -> Original:
+    train, validation, test = facts["counts"]
+    return Original(
+        f"medmnist_{stem}",
+        f"MedMNIST: {facts['content']}, {len(facts['classes'])} classes, 28x28 to 224x224",
+        publisher="J. Yang and others",
+        download=f"{stem}.npz (or {stem}_64.npz, _128, _224) from https://zenodo.org/records/10519652",
+        terms=facts.get("licence", "CC BY 4.0"),
+        layout=(f"medmnist/{stem}.npz", "the smallest file that has the --image-size asked for is read"),
+        split=_SPLITS["validation trained on"],
+        needs=(f"{stem}.npz|{stem}_64.npz|{stem}_128.npz|{stem}_224.npz",),
+        read=medmnist_reader(stem, facts["classes"]),
+        places=("medmnist",),
+        counts={stem: (train + validation, test)},
+        md5={f"{stem}.npz": facts["md5"]},
+    )
 
 
-SOURCES: dict[str, Source] = {
-    "digits": _benchmark("digits", "digits in four domains", ("mnist", "usps", "svhn", "syn"), ("mnist_m",)),
-    "tb": _benchmark("tb", "tuberculosis in chest X-rays at three sites", ("shenzhen", "india", "montgomery")),
-    "dr_fundus": _benchmark(
-        "dr_fundus",
-        "diabetic retinopathy at three sites, five grades",
-        ("aptos", "retino", "idrid"),
-        ("eyepacs", "kaggle_dr"),
-    ),
-    **_BY_NAME,
-}
+def _sources() -> Iterator[Source]:
+    facts = tomllib.loads(files(__package__).joinpath("sources.toml").read_text(encoding="utf-8"))
+    originals = {name: _original(name, facts["originals"][name], read) for name, read in _READERS.items()}
+    for name, benchmark in facts["benchmarks"].items():
+        members, others = tuple(benchmark["members"]), tuple(benchmark.get("others", ()))
+        choices = {member: originals[member] for member in (*members, *others)}
+        yield Benchmark(name, benchmark["description"], members, choices)
+    yield from originals.values()
+    for stem, medmnist in facts["medmnist"].items():
+        yield _medmnist(stem, medmnist)
+
+
+SOURCES: dict[str, Source] = {source.name: source for source in _sources()}

@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from protofed.data.npz import read_arrays
-from protofed.data.splits import IntArray
+from protofed.data.partition.stratified import IntArray
 from protofed.errors import UserError
 
 

@@ -1,4 +1,4 @@
-"""How a network convolves, and how its tensors lie in memory: a matter of speed; of results only in their last bits."""
+"""The memory layout of a network, and how it convolves: this changes its speed, and results only in the last bits."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from protofed.errors import UserError
-from protofed.models.layers import Convolution
+from protofed.models.layers import ConvPoolReLU
 
 LAYOUTS = ("auto", "standard", "channels-last", "strips")
 
@@ -32,7 +32,7 @@ def choose_layout(
     """
     models = list(models)
     convolutions = [[part for part in model.modules() if isinstance(part, nn.Conv2d)] for model in models]
-    broken = any(_breaks_channels_last(part) for found in convolutions for part in found)
+    broken = any(_breaks_channels_last(layer) for layers in convolutions for layer in layers)
     if name == "channels-last" and broken:
         raise UserError(
             "layout=channels-last: on a CPU, torch corrupts memory in strided 1x1 convolutions of fewer than "
@@ -58,7 +58,7 @@ def _breaks_channels_last(convolution: nn.Conv2d) -> bool:
 
 
 def _fits_strips(model: nn.Module) -> bool:
-    """Whether all its convolutions do."""
+    """Whether all convolutions of a model can be computed in strips."""
     fitting = {part.conv for part in _strippable(model)}
     return all(part in fitting for part in model.modules() if isinstance(part, nn.Conv2d))
 
@@ -72,7 +72,7 @@ def laid_out(model: M, layout: str) -> M:
 
 @contextmanager
 def torchs_own_kernels(model: nn.Module) -> Iterator[None]:
-    """Inside, the model computes with what torch itself brings: `torch.func` and exporters know nothing else."""
+    """Inside, the model uses torch's own operators only: `torch.func` and exporters know no others."""
     changed = [part for part in _strippable(model) if part.in_strips]
     for part in changed:
         part.in_strips = False
@@ -83,5 +83,5 @@ def torchs_own_kernels(model: nn.Module) -> Iterator[None]:
             part.in_strips = True
 
 
-def _strippable(model: nn.Module) -> list[Convolution]:
-    return [part for part in model.modules() if isinstance(part, Convolution) and part.fits_strips]
+def _strippable(model: nn.Module) -> list[ConvPoolReLU]:
+    return [part for part in model.modules() if isinstance(part, ConvPoolReLU) and part.fits_strips]

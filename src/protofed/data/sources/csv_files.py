@@ -19,9 +19,9 @@ def read_rows(path: Path, **columns: Sequence[str]) -> list[Row]:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
             given = {(name or "").strip().lower(): name for name in reader.fieldnames or ()}
-            chosen = {key: _column(path, given, names) for key, names in columns.items()}
+            column_of = {key: _column(path, given, names) for key, names in columns.items()}
             rows = [
-                {key: str(row[name] or "").strip() if name else "" for key, name in chosen.items()} for row in reader
+                {key: str(row[name] or "").strip() if name else "" for key, name in column_of.items()} for row in reader
             ]
     except (OSError, UnicodeDecodeError, csv.Error) as problem:
         raise UserError(f"{path} cannot be read as a csv file ({problem}); download it again") from None
@@ -58,9 +58,9 @@ def find_image(folders: Iterable[Path], name: str, table: Path) -> Path:
 def first_match(folder: Path, *patterns: str) -> Path:
     """The first file or folder that matches one of the patterns."""
     for pattern in patterns:
-        found = sorted(folder.glob(pattern))
-        if found:
-            return found[0]
+        matches = sorted(folder.glob(pattern))
+        if matches:
+            return matches[0]
     raise UserError(f"{folder} has no {' or '.join(patterns)}; complete the original files")
 
 

@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
-from protofed.models.layout import laid_out
+from protofed.models.fast.layout import laid_out
 
 _ROUNDING = 1e-9
 _FEW_POSITIONS = 16
@@ -115,7 +115,7 @@ def _folded(stage: nn.Module, folds: dict[str, str]) -> nn.Module:
 
 
 def _fold(conv: Any, norm: Any) -> None:
-    """Computed in float64, so that what is rounded is rounded once."""
+    """Fold a normalisation into a convolution, in float64, so that it is rounded only once."""
     mean = norm.running_mean.double()
     scale = (1 if norm.weight is None else norm.weight.double()) / (norm.running_var.double() + norm.eps).sqrt()
     shift = 0 if norm.bias is None else norm.bias.double()
