@@ -4,7 +4,7 @@ Formulas in the comments use the papers' letters: h features [n, d], y labels [n
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
@@ -214,15 +214,15 @@ def gaussian_mmd(x: Tensor, y: Tensor) -> Tensor:
     return kernel[:n, :n].mean() + kernel[n:, n:].mean() - kernel[:n, n:].mean() - kernel[n:, :n].mean()
 
 
-class _Averaged(Record):
+class _Averaged(Record, Generic[T]):
     """Lets `weighted_mean` use the tally."""
 
-    value: Mean[Any]
+    value: Mean[T]
 
 
 def weighted_mean(values: Mapping[str, T], weights: Mapping[str, float]) -> T:
     """Mean of the clients' values, for weights that only the server knows; summed just as the `Mean` of an upload."""
-    tally = Tally()
+    tally: Tally[_Averaged[T]] = Tally()
     for client, value in values.items():
         tally.add(client, _Averaged(Mean(value, weights[client])))
-    return tally.total().value  # type: ignore[no-any-return]
+    return tally.total().value

@@ -6,14 +6,14 @@ Augmentation. ICCV 2023.
 
 from dataclasses import replace
 from math import exp
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from protofed.method import At, Fraction, Method, NonNegative, Plan, Positive, Samples, Step, Terms, Whole, knob
-from protofed.methods.fedavg import Model, Upload
+from protofed.methods.fedavg import GlobalModel, ModelUpload
 from protofed.models import Group, Split, everything, part, running_statistics
 from protofed.models.net import Net
 from protofed.records import ClassTable, Mean, Record, Weights
@@ -26,10 +26,10 @@ _OWN_STATISTICS = running_statistics - part("generator", "transformer", "class_m
 """Those of the task model."""
 
 
-class Server(Record):
+class FRAugServer(Record):
     """What is broadcast, and the clients' mean running statistics where they are collected."""
 
-    shared: Model
+    shared: GlobalModel
     stats: Weights
     complete: bool
     """Whether the task model can be used as the server has it."""
@@ -87,7 +87,7 @@ class ClassMeans(nn.Module):
 
 
 @register("fraug")
-class FRAug(Method):
+class FRAug(Method[ModelUpload]):
     """Partly personal models for clients whose images differ: the head also learns from generated features that a
     private transformer has fitted to the client's domain."""
 
@@ -173,12 +173,12 @@ class FRAug(Method):
         """d_z."""
         return self.noise_dim or max(1, dim // 2)
 
-    def server_state(self, net: Net, at: At) -> Server:
+    def server_state(self, net: Net, at: At) -> FRAugServer:
         """The initial task model and generator."""
         complete = self.global_bn == "mean" or not net.names(_OWN_STATISTICS)
-        return Server(Model(net.pick(self.shares)), net.pick(self.uploads - self.shares), complete)
+        return FRAugServer(GlobalModel(net.pick(self.shares)), net.pick(self.uploads - self.shares), complete)
 
-    def broadcast(self, server: Server, at: At) -> Model:
+    def broadcast(self, server: FRAugServer, at: At) -> GlobalModel:
         """What is shared."""
         return server.shared
 
@@ -233,16 +233,16 @@ class FRAug(Method):
             "transformer_distance": self.lambda_transformer * mean_of(distances),
         }
 
-    def upload(self, net: Net, data: Samples, at: At) -> tuple[Upload, Record]:
+    def upload(self, net: Net, data: Samples, at: At) -> tuple[ModelUpload, Record]:
         """The trained model; transformer, class means and, as a rule, running statistics stay with the client."""
-        return Upload(Mean(net.pick(self.uploads), self.weight(at))), at.memory
+        return ModelUpload(Mean(net.pick(self.uploads), self.weight(at))), at.memory
 
-    def aggregate(self, server: Server, total: Any, at: At) -> Server:
+    def aggregate(self, server: FRAugServer, total: ModelUpload, at: At) -> FRAugServer:
         """The weighted mean."""
         shared, stats = (named_as(like, total.weights) for like in (server.shared.weights, server.stats))
-        return replace(server, shared=Model(shared), stats=stats)
+        return replace(server, shared=GlobalModel(shared), stats=stats)
 
-    def global_weights(self, server: Server) -> Weights | None:
+    def global_weights(self, server: FRAugServer) -> Weights | None:
         """The task model, where it is complete."""
         return joined(server.shared.weights, server.stats) if server.complete else None
 
