@@ -28,14 +28,14 @@ def cosine(h: Tensor, rows: Tensor) -> Tensor:
     return functional.normalize(h, dim=1, eps=1e-8) @ functional.normalize(rows, dim=1, eps=1e-8).T
 
 
-def membership(y: Tensor, classes: int, like: Tensor) -> Tensor:
+def one_hot(y: Tensor, classes: int, like: Tensor) -> Tensor:
     """One-hot labels as numbers of the type of `like`, [n, C]; unlike `F.one_hot` it can be vectorised."""
     return (y[:, None] == torch.arange(classes, device=y.device)).to(like.dtype)
 
 
 def class_means(h: Tensor, y: Tensor, classes: int, weight: Tensor | None = None) -> ClassTable:
     """Mean of h per class, weighted by `weight` per sample where given; the counts are the samples."""
-    member = membership(y, classes, h)  # [n, C]
+    member = one_hot(y, classes, h)  # [n, C]
     count = member.sum(0)
     share = member if weight is None else member * weight[:, None]
     mass = share.sum(0)
@@ -148,12 +148,12 @@ def finch_centres(vectors: Tensor) -> Tensor:
     return class_means(vectors, labels, int(labels.max()) + 1).rows
 
 
-def zeros(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def zeros_like(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Zeros in the shape of each tensor: a control variate or a momentum before the first round."""
     return {name: torch.zeros_like(param.detach()) for name, param in params.items()}
 
 
-def inner(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> Tensor:
+def inner_product(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> Tensor:
     """<left, right>, over all coordinates of all tensors of `left`."""
     return torch.stack([(tensor * right[name]).sum() for name, tensor in left.items()]).sum()
 

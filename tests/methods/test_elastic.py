@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from protofed.method import Plan
 from protofed.methods.elastic import Elastic, ElasticUpload, SeparateElasticUpload
-from protofed.methods.fedavg import GlobalModel
+from protofed.methods.fedavg import SharedModel
 from protofed.records import Each, Mean, Weights
 
 SIZES = {"a": 2, "b": 1, "c": 1}  # p = .5, .25, .25
@@ -23,7 +23,7 @@ def named(values):
     [("params", [0.5, 1.181818], [-0.5, -1.772727]), ("clients", [0.8125, 0.625], [-0.8125, -0.9375])],
 )
 def test_gt12(maximum, zeta, theta, make_at):
-    method, start = Elastic(maximum=maximum), GlobalModel(Weights(named([0.0, 0.0]), {"mean": torch.tensor(7.0)}))
+    method, start = Elastic(maximum=maximum), SharedModel(Weights(named([0.0, 0.0]), {"mean": torch.tensor(7.0)}))
     uploads = {}
     for client, size in SIZES.items():
         theta_i = Weights(

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from protofed import At, Plan, UserError
+from protofed.method import FeatureTraffic
 from protofed.methods import fedmp
+from protofed.methods.fedavg import FedAvg
 from protofed.methods.fedmp import FedMP, FedMPBroadcast, FedMPServer, FedMPUpload, FewShotFedMP, balanced, owners_mean
 from protofed.models import build_model
 from protofed.models.net import Net
@@ -244,6 +246,17 @@ def test_the_bank_is_limited_in_bytes(
     assert "at most 5 embeddings instead of 512" in caplog.text
     monkeypatch.setattr(fedmp, "BANK_BYTES", 1)
     assert method.quota(at) == 1
+
+
+def test_it_says_how_many_embeddings_travel_and_where_they_are_taken(lesson: Callable[..., Any]) -> None:
+    _, _, _, at = lesson()
+    method = FedMP(upload_per_client=10, download_per_client=7)
+    assert method.traffic(at) == FeatureTraffic(up=10, down=7)
+    assert replace(method, sfmc=False).traffic(at) == FeatureTraffic(up=10, down=0)
+    last = replace(at, round=at.rounds - 1)
+    assert FewShotFedMP(upload_per_client=10).traffic(last) == FeatureTraffic(up=0, down=128)
+    assert FedAvg().traffic(at) == FeatureTraffic(up=0, down=0)
+    assert (FedMP(stage=2).cut, method.cut, FedAvg().cut) == ("layer2", None, None)
 
 
 # The server

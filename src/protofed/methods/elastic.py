@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from protofed.method import At, Fraction, NonNegative, Samples, knob
-from protofed.methods.fedavg import GlobalModel, ModelUpload, TrainedByCrossEntropy
+from protofed.methods.fedavg import ModelUpload, SharedModel, TrainedByCrossEntropy
 from protofed.models.net import Net
 from protofed.records import Each, Mean, Record, Weights
 from protofed.registry import register
@@ -65,9 +65,9 @@ class Elastic(TrainedByCrossEntropy[ElasticUpload | SeparateElasticUpload]):
         "relative to the largest entry, or the largest over clients", default="params"
     )
 
-    def server_state(self, net: Net, at: At) -> GlobalModel:
+    def server_state(self, net: Net, at: At) -> SharedModel:
         """The initial model."""
-        return GlobalModel(net.pick())
+        return SharedModel(net.pick())
 
     def upload(self, net: Net, data: Samples, at: At) -> tuple[ElasticUpload | SeparateElasticUpload, Record]:
         """The trained model, and the sensitivity of the received one."""
@@ -84,8 +84,8 @@ class Elastic(TrainedByCrossEntropy[ElasticUpload | SeparateElasticUpload]):
         received = net.using(Weights(theta, at.start.stats))
         omega = {name: torch.zeros_like(tensor) for name, tensor in at.start.params.items()}
         x, y = (torch.cat(parts) for parts in zip(*data.batches(), strict=True))
-        chosen = torch.randperm(len(y), generator=at.rng("sensitivity"))[: ceil(self.sample * len(y))].to(y.device)
-        for batch in torch.split(chosen, at.plan.batch):
+        subset = torch.randperm(len(y), generator=at.rng("sensitivity"))[: ceil(self.sample * len(y))].to(y.device)
+        for batch in torch.split(subset, at.plan.batch):
             with net.eval():
                 F = received(x[batch])
             signal = F.pow(2).sum(1).mean() if self.signal == "output_norm" else cross_entropy(F, y[batch])
@@ -94,12 +94,12 @@ class Elastic(TrainedByCrossEntropy[ElasticUpload | SeparateElasticUpload]):
                 omega[name] = self.mu * omega[name] + (1 - self.mu) * g.abs()
         return omega if self.level == "element" else {name: tensor.mean() for name, tensor in omega.items()}
 
-    def aggregate(self, server: GlobalModel, total: ElasticUpload | SeparateElasticUpload, at: At) -> GlobalModel:
+    def aggregate(self, server: SharedModel, total: ElasticUpload | SeparateElasticUpload, at: At) -> SharedModel:
         """theta^t + zeta (mean theta_i - theta^t)."""
         zeta = self.zeta(*self.mean_and_maximum(total, at))
         mean = total.weights
         theta = {name: old + zeta[name] * (mean.params[name] - old) for name, old in server.weights.params.items()}
-        return GlobalModel(Weights(theta, mean.stats))
+        return SharedModel(Weights(theta, mean.stats))
 
     def mean_and_maximum(self, total: ElasticUpload | SeparateElasticUpload, at: At) -> tuple[Sensitivity, Sensitivity]:
         """Omega over the clients, and max Omega: the largest entry of the mean, or the largest over clients."""

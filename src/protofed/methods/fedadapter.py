@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from protofed.method import At, Method, NonNegative, Samples, Step, Terms, U, Whole, knob
-from protofed.methods.fedavg import GlobalModel, ModelUpload
+from protofed.methods.fedavg import ModelUpload, SharedModel
 from protofed.models import Group, Split, everything, head, nothing, of_type
 from protofed.models.adapters import Adapter, with_adapters
 from protofed.models.net import Net
@@ -25,7 +25,7 @@ adapters: Group = of_type(Adapter)
 class FrozenBackboneServer(Record):
     """theta_g, which is broadcast, and the rest of the model as it was in the beginning, where it stays."""
 
-    shared: GlobalModel
+    shared: SharedModel
     rest: Weights
 
 
@@ -56,9 +56,9 @@ class FrozenBackbone(Method[U]):
 
     def server_state(self, net: Net, at: At) -> FrozenBackboneServer:
         """The initial model, in two parts."""
-        return FrozenBackboneServer(GlobalModel(net.pick(self.shares)), net.pick(everything - self.shares))
+        return FrozenBackboneServer(SharedModel(net.pick(self.shares)), net.pick(everything - self.shares))
 
-    def broadcast(self, server: FrozenBackboneServer, at: At) -> GlobalModel:
+    def broadcast(self, server: FrozenBackboneServer, at: At) -> SharedModel:
         """Only what is shared."""
         return server.shared
 
@@ -80,7 +80,7 @@ class AveragesShared(FrozenBackbone[ModelUpload]):
 
     def aggregate(self, server: FrozenBackboneServer, total: ModelUpload, at: At) -> FrozenBackboneServer:
         """The weighted mean."""
-        return FrozenBackboneServer(GlobalModel(total.weights), server.rest)
+        return FrozenBackboneServer(SharedModel(total.weights), server.rest)
 
 
 class WithAdapters(FrozenBackbone[U]):

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from protofed.method import At, NonNegative, Samples, Terms, U, Whole, knob
 from protofed.methods.fedadapter import AveragesShared, FrozenBackbone, FrozenBackboneServer, WithAdapters, adapters
-from protofed.methods.fedavg import GlobalModel, ModelUpload
+from protofed.methods.fedavg import ModelUpload, SharedModel
 from protofed.models import Group, Split, part
 from protofed.models.net import Net
 from protofed.models.protopnet import prototype_layer, prototypes_of, with_prototypes
 from protofed.records import Mean, Record, Weights
 from protofed.registry import register
-from protofed.verbs import cross_entropy, joined, membership
+from protofed.verbs import cross_entropy, joined, one_hot
 
 
 class AdapterProtoUpload(Record):
@@ -61,7 +61,7 @@ class PartPrototypes(FrozenBackbone[U]):
         d = net.features(x, "nearest")  # min over (h, w) of |z(h,w) - p_j|^2
         labels = prototypes_of(net.model).labels
         own = labels == y[:, None]
-        others = 1 - membership(labels, at.classes, d).T  # from prototypes to the classes they are not of
+        others = 1 - one_hot(labels, at.classes, d).T  # from prototypes to the classes they are not of
         return {
             "ce": cross_entropy(net.head(d, "nearest"), y),
             "clst": self.lambda_clst * nearest(d, own),
@@ -164,7 +164,7 @@ class FedAdapterProto(WithAdapters[AdapterProtoUpload], PartPrototypes[AdapterPr
 
     def aggregate(self, server: FrozenBackboneServer, total: AdapterProtoUpload, at: At) -> FrozenBackboneServer:
         """theta_g = sum (n_i / n) theta_i."""
-        return FrozenBackboneServer(GlobalModel(joined(total.alpha, total.phi)), server.rest)
+        return FrozenBackboneServer(SharedModel(joined(total.alpha, total.phi)), server.rest)
 
 
 def nearest(d: Tensor, chosen: Tensor) -> Tensor:

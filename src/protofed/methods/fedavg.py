@@ -13,7 +13,7 @@ from protofed.registry import register
 from protofed.verbs import cross_entropy
 
 
-class GlobalModel(Record):
+class SharedModel(Record):
     """Server state and broadcast: the global model, or the part of it that is shared."""
 
     weights: Weights
@@ -28,7 +28,7 @@ class ModelUpload(Record):
 class ServerWithModel(Record):
     """State of a server that keeps more than the model it sends; what else it keeps follows in subclasses."""
 
-    model: GlobalModel
+    model: SharedModel
 
 
 class TrainedByCrossEntropy(Method[U]):
@@ -44,7 +44,7 @@ class TrainedByCrossEntropy(Method[U]):
 class KeepsServerState(TrainedByCrossEntropy[U]):
     """The same, where the server's state is a `ServerWithModel`."""
 
-    def broadcast(self, server: ServerWithModel, at: At) -> GlobalModel:
+    def broadcast(self, server: ServerWithModel, at: At) -> SharedModel:
         """The model."""
         return server.model
 
@@ -61,14 +61,14 @@ class FedAvg(TrainedByCrossEntropy[ModelUpload]):
     sends_up = "weights, sample count"
     separable = True
 
-    def server_state(self, net: Net, at: At) -> GlobalModel:
+    def server_state(self, net: Net, at: At) -> SharedModel:
         """The initial model."""
-        return GlobalModel(net.pick())
+        return SharedModel(net.pick())
 
     def upload(self, net: Net, data: Samples, at: At) -> tuple[ModelUpload, Record]:
         """The trained model."""
         return ModelUpload(Mean(net.pick(), self.weight(at))), at.memory
 
-    def aggregate(self, server: GlobalModel, total: ModelUpload, at: At) -> GlobalModel:
+    def aggregate(self, server: SharedModel, total: ModelUpload, at: At) -> SharedModel:
         """The weighted mean."""
-        return GlobalModel(total.weights)
+        return SharedModel(total.weights)

@@ -6,7 +6,7 @@ Li, Jiang, Zhang, Kamp, Dou. FedBN: Federated Learning on Non-IID Features via L
 from typing import Literal
 
 from protofed.method import At, Samples, knob
-from protofed.methods.fedavg import GlobalModel, ModelUpload, TrainedByCrossEntropy
+from protofed.methods.fedavg import ModelUpload, SharedModel, TrainedByCrossEntropy
 from protofed.models import Group, everything, normalisation
 from protofed.models.net import Net
 from protofed.records import Mean, Record, Weights
@@ -17,7 +17,7 @@ from protofed.verbs import joined, named_as
 class FedBNServer(Record):
     """The shared part, and the clients' mean normalisation where it is collected."""
 
-    shared: GlobalModel
+    shared: SharedModel
     norms: Weights
 
 
@@ -49,9 +49,9 @@ class FedBN(TrainedByCrossEntropy[ModelUpload]):
 
     def server_state(self, net: Net, at: At) -> FedBNServer:
         """The initial model."""
-        return FedBNServer(GlobalModel(net.pick(self.shares)), net.pick(self.uploads - self.shares))
+        return FedBNServer(SharedModel(net.pick(self.shares)), net.pick(self.uploads - self.shares))
 
-    def broadcast(self, server: FedBNServer, at: At) -> GlobalModel:
+    def broadcast(self, server: FedBNServer, at: At) -> SharedModel:
         """The shared part."""
         return server.shared
 
@@ -62,7 +62,7 @@ class FedBN(TrainedByCrossEntropy[ModelUpload]):
     def aggregate(self, server: FedBNServer, total: ModelUpload, at: At) -> FedBNServer:
         """The weighted mean."""
         shared, norms = (named_as(like, total.weights) for like in (server.shared.weights, server.norms))
-        return FedBNServer(GlobalModel(shared), norms)
+        return FedBNServer(SharedModel(shared), norms)
 
     def global_weights(self, server: FedBNServer) -> Weights | None:
         """The shared part with the mean normalisation, where that was collected."""

@@ -8,11 +8,11 @@ from typing import Any, Literal
 from torch import Tensor
 
 from protofed.method import At, Positive, Samples, Step, Terms, knob
-from protofed.methods.fedavg import GlobalModel, KeepsServerState, ModelUpload, ServerWithModel
+from protofed.methods.fedavg import KeepsServerState, ModelUpload, ServerWithModel, SharedModel
 from protofed.models.net import Net
 from protofed.records import Mean, Record, Weights
 from protofed.registry import register
-from protofed.verbs import cross_entropy, inner, proximal, zeros
+from protofed.verbs import cross_entropy, inner_product, proximal, zeros_like
 
 
 class FedDynServer(ServerWithModel):
@@ -60,17 +60,17 @@ class FedDyn(KeepsServerState[ModelUpload]):
 
     def server_state(self, net: Net, at: At) -> FedDynServer:
         """The initial model, h = 0."""
-        return FedDynServer(GlobalModel(net.pick()), net.pick(), zeros(net.params()))
+        return FedDynServer(SharedModel(net.pick()), net.pick(), zeros_like(net.params()))
 
     def client_state(self, net: Net, at: At) -> FedDynMemory:
         """lambda_i = 0."""
-        return FedDynMemory(zeros(net.params()))
+        return FedDynMemory(zeros_like(net.params()))
 
     def loss(self, net: Net, x: Tensor, y: Tensor, at: At) -> Terms:
         """CE - <lambda_i, theta> + (alpha_i / 2) |theta - theta^t|^2."""
         return {
             "ce": cross_entropy(net(x), y),
-            "linear": -inner(net.params(), at.memory.lam),
+            "linear": -inner_product(net.params(), at.memory.lam),
             "proximal": proximal(net.params(), at.start.params, self.alpha_of(at)),
         }
 
@@ -88,7 +88,7 @@ class FedDyn(KeepsServerState[ModelUpload]):
         share = len(at.participants) / len(at.clients)  # |S_t| / N
         h = {name: old - self.alpha * share * (mean[name] - theta[name]) for name, old in server.h.items()}
         corrected = {name: tensor - h[name] / self.alpha for name, tensor in mean.items()}
-        return FedDynServer(GlobalModel(Weights(corrected, total.weights.stats)), total.weights, h)
+        return FedDynServer(SharedModel(Weights(corrected, total.weights.stats)), total.weights, h)
 
     def global_weights(self, server: Any) -> Weights:
         """The server's model, or the mean of the clients'."""

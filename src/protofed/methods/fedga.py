@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from protofed.method import At, Fraction, Samples, knob
-from protofed.methods.fedavg import GlobalModel, KeepsServerState, ServerWithModel
+from protofed.methods.fedavg import KeepsServerState, ServerWithModel, SharedModel
 from protofed.models.net import Net
 from protofed.records import Each, Record, Weights
 from protofed.registry import register
@@ -61,12 +61,12 @@ class FedGA(KeepsServerState[FedGAUpload]):
         """The initial model, equal weights, no gap."""
         N = len(at.clients)
         zeros = torch.zeros(N, dtype=torch.float64)
-        return FedGAServer(GlobalModel(net.pick()), zeros + 1 / N, zeros, torch.zeros(N, dtype=torch.bool))
+        return FedGAServer(SharedModel(net.pick()), zeros + 1 / N, zeros, torch.zeros(N, dtype=torch.bool))
 
     def upload(self, net: Net, data: Samples, at: At) -> tuple[FedGAUpload, Record]:
         """The trained model; what was received is last round's average, whose "after" is measured only now."""
-        checked = data if data.validation is None else data.validation
-        received, trained = self.risk(net.using(at.start), checked), self.risk(net, checked)
+        validation = data if data.validation is None else data.validation
+        received, trained = self.risk(net.using(at.start), validation), self.risk(net, validation)
         return FedGAUpload(Each(net.pick()), Each(received), Each(trained)), at.memory
 
     @torch.no_grad()
@@ -79,13 +79,13 @@ class FedGA(KeepsServerState[FedGAUpload]):
 
     def aggregate(self, server: FedGAServer, total: FedGAUpload, at: At) -> FedGAServer:
         """Last round's gaps adjust the weights, with which this round's models are averaged."""
-        here = torch.tensor([client in total.weights for client in at.clients])
+        participates = torch.tensor([client in total.weights for client in at.clients])
         after, before = _by_client(total.received, at), _by_client(total.trained, at)
-        a = self.adjusted(server.a, after - server.before, here & server.trained, at)
+        a = self.adjusted(server.a, after - server.before, participates & server.trained, at)
         shares = dict(zip(at.clients, a.tolist(), strict=True))
         if not any(shares[client] for client in total.weights):
             shares = dict.fromkeys(shares, 1.0)
-        return FedGAServer(GlobalModel(weighted_mean(total.weights, shares)), a, before, here)
+        return FedGAServer(SharedModel(weighted_mean(total.weights, shares)), a, before, participates)
 
     def adjusted(self, a: Tensor, gap: Tensor, known: Tensor, at: At) -> Tensor:
         """a_i <- clip(a_i + s G_i / max |G|, 0, 1), renormalised, for the gaps of the round before this one."""

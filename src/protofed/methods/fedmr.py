@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from protofed.method import At, Method, NonNegative, Notes, Samples, Terms, knob
-from protofed.methods.fedavg import GlobalModel, ModelUpload
+from protofed.methods.fedavg import ModelUpload, SharedModel
 from protofed.methods.fedproto import ModelAndPrototypes
 from protofed.methods.fpl import SeparatePrototypeUpload
 from protofed.models.net import Net
 from protofed.records import ClassTable, Each, Mean, Record
 from protofed.registry import register
-from protofed.verbs import class_means, cross_entropy, membership, stack_tables
+from protofed.verbs import class_means, cross_entropy, one_hot, stack_tables
 
 
 class ModelAndMargins(ModelAndPrototypes):
@@ -50,10 +50,10 @@ class FedMR(Method[ModelUpload]):
         "both terms, or the first alone with FedAvg's messages", default="full"
     )
 
-    def server_state(self, net: Net, at: At) -> GlobalModel:
+    def server_state(self, net: Net, at: At) -> SharedModel:
         """The initial model, no class mean and no margin yet."""
         if self.variant == "intra_only":
-            return GlobalModel(net.pick())
+            return SharedModel(net.pick())
         G = net.empty_table()
         return ModelAndMargins(net.pick(), G, ClassTable.empty(at.classes * (at.classes - 1) // 2, 1, like=G.rows))
 
@@ -78,10 +78,10 @@ class FedMR(Method[ModelUpload]):
         # One by one: a margin is a distance between two means of the same client.
         return SeparatePrototypeUpload(weights, Each(P)), at.memory
 
-    def aggregate(self, server: GlobalModel, total: ModelUpload, at: At) -> GlobalModel:
+    def aggregate(self, server: SharedModel, total: ModelUpload, at: At) -> SharedModel:
         """Averaged weights; the means over all samples, and the margins over the clients that own both classes."""
         if not (isinstance(server, ModelAndMargins) and isinstance(total, SeparatePrototypeUpload)):
-            return GlobalModel(total.weights)  # variant=intra_only
+            return SharedModel(total.weights)  # variant=intra_only
         tables = list(total.P.values())
         G, D = global_means(tables), margins(tables)
         return ModelAndMargins(total.weights, self.refreshed(G, server.G), self.refreshed(D, server.D))
@@ -89,7 +89,7 @@ class FedMR(Method[ModelUpload]):
 
 def decorrelation(h: Tensor, y: Tensor, classes: int) -> Tensor:
     """L_intra: mean squared off-diagonal entry of C = Z'Z of each class, over the samples of classes that have two."""
-    member = membership(y, classes, h)
+    member = one_hot(y, classes, h)
     count = member.sum(0)
     used = (count[y] > 1).to(h.dtype)
     centred = h - class_means(h, y, classes).rows[y]

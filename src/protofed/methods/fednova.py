@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from protofed.method import At, Fraction, NonNegative, Plan, Samples, Terms, knob
-from protofed.methods.fedavg import GlobalModel, KeepsServerState, ServerWithModel
+from protofed.methods.fedavg import KeepsServerState, ServerWithModel, SharedModel
 from protofed.models.net import Net
 from protofed.records import Mean, Record, Weights
 from protofed.registry import register
-from protofed.verbs import cross_entropy, proximal, zeros
+from protofed.verbs import cross_entropy, proximal, zeros_like
 
 log = logging.getLogger("protofed")
 
@@ -60,7 +60,7 @@ class FedNova(KeepsServerState[FedNovaUpload]):
 
     def server_state(self, net: Net, at: At) -> FedNovaServer:
         """The initial model at rest."""
-        return FedNovaServer(GlobalModel(net.pick()), zeros(net.params()))
+        return FedNovaServer(SharedModel(net.pick()), zeros_like(net.params()))
 
     def loss(self, net: Net, x: Tensor, y: Tensor, at: At) -> Terms:
         """Cross-entropy, and the proximal term where it is asked for."""
@@ -103,7 +103,7 @@ class FedNova(KeepsServerState[FedNovaUpload]):
             for name, old in server.momentum.items()
         }
         theta = {name: tensor - at.lr * momentum[name] for name, tensor in server.model.weights.params.items()}
-        return FedNovaServer(GlobalModel(Weights(theta, total.d.stats)), momentum)
+        return FedNovaServer(SharedModel(Weights(theta, total.d.stats)), momentum)
 
 
 def _counted_steps(steps: int, rho: float, e: float) -> float:

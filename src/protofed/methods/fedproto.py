@@ -9,7 +9,7 @@ from typing import Literal
 from torch import Tensor
 
 from protofed.method import At, Method, NonNegative, Notes, Samples, Terms, U, knob
-from protofed.methods.fedavg import GlobalModel, ModelUpload
+from protofed.methods.fedavg import ModelUpload, SharedModel
 from protofed.models import nothing
 from protofed.models.net import Net
 from protofed.records import ClassTable, Mean, Record
@@ -23,7 +23,7 @@ class GlobalPrototypes(Record):
     G: ClassTable
 
 
-class ModelAndPrototypes(GlobalModel):
+class ModelAndPrototypes(SharedModel):
     """Server state and broadcast of averaged models: the model and the global prototypes G."""
 
     G: ClassTable

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from protofed.method import At, Method, Notes, Positive, Samples, Terms, U, knob
-from protofed.methods.fedavg import GlobalModel, ModelUpload
+from protofed.methods.fedavg import ModelUpload, SharedModel
 from protofed.models.net import Net
 from protofed.records import ClassTable, Each, Mean, PrototypeSet, Record
 from protofed.registry import register
@@ -25,7 +25,7 @@ from protofed.verbs import (
 )
 
 
-class ModelAndClusters(GlobalModel):
+class ModelAndClusters(SharedModel):
     """Server state and broadcast: the model and the cluster prototypes C[k]."""
 
     C: PrototypeSet

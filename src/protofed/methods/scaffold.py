@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 from protofed.method import At, Method, Plan, Positive, Samples, Terms, knob
-from protofed.methods.fedavg import GlobalModel
+from protofed.methods.fedavg import SharedModel
 from protofed.models.net import Net
 from protofed.records import Mean, Record, Weights
 from protofed.registry import register
-from protofed.verbs import cross_entropy, inner, zeros
+from protofed.verbs import cross_entropy, inner_product, zeros_like
 
 log = logging.getLogger("protofed")
 
 
-class ScaffoldServer(GlobalModel):
+class ScaffoldServer(SharedModel):
     """Server state and broadcast: the model and the server's control variate c."""
 
     c: Weights
@@ -71,18 +71,18 @@ class Scaffold(Method[ScaffoldUpload]):
 
     def server_state(self, net: Net, at: At) -> ScaffoldServer:
         """The initial model, c = 0."""
-        return ScaffoldServer(net.pick(), Weights(zeros(net.params()), {}))
+        return ScaffoldServer(net.pick(), Weights(zeros_like(net.params()), {}))
 
     def client_state(self, net: Net, at: At) -> ScaffoldMemory:
         """c_i = 0."""
-        return ScaffoldMemory(Weights(zeros(net.params()), {}))
+        return ScaffoldMemory(Weights(zeros_like(net.params()), {}))
 
     def loss(self, net: Net, x: Tensor, y: Tensor, at: At) -> Terms:
         """Cross-entropy, and a linear term whose gradient is the correction c - c_i."""
         c, c_i = at.down.c.params, at.memory.c.params
         return {
             "ce": cross_entropy(net(x), y),
-            "correction": inner(net.params(), {name: c[name] - c_i[name] for name in c}),
+            "correction": inner_product(net.params(), {name: c[name] - c_i[name] for name in c}),
         }
 
     def upload(self, net: Net, data: Samples, at: At) -> tuple[ScaffoldUpload, ScaffoldMemory]:
