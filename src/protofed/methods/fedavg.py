@@ -42,7 +42,7 @@ class TrainedByCrossEntropy(Method[U]):
 
 
 class KeepsServerState(TrainedByCrossEntropy[U]):
-    """The same, where the server's state is a `ServerWithModel`."""
+    """The same, where the server keeps more than it sends, in a `ServerWithModel`."""
 
     def broadcast(self, server: ServerWithModel, at: At) -> SharedModel:
         """The model."""
