@@ -24,7 +24,7 @@ from benchmarks import RESULTS, Ratios, Workload, cpu_seconds, federation, in_tu
 from benchmarks.bare import BareLoop, refuse_other_work
 from protofed.federation import Federation
 from protofed.method import At, Terms
-from protofed.methods.fedadapter import FedAdapter, FrozenBackbone, Server
+from protofed.methods.fedadapter import FedAdapter, FrozenBackbone, FrozenBackboneServer
 from protofed.models import Split, build_model, head
 from protofed.models.net import Net
 from protofed.registry import registered
@@ -107,7 +107,7 @@ def _check(name: str, case: Case, options: dict[str, Any]) -> None:
         start = bare.weights
         bare.run(_ROUNDS)
         run_rounds(ours, _ROUNDS)
-        ours_now = cast(Server, ours.server).shared.weights.tensors()
+        ours_now = cast(FrozenBackboneServer, ours.server).shared.weights.tensors()
         refuse_other_work(start, ours_now, bare.weights, "the bare loop")
 
 

@@ -8,11 +8,12 @@ hook may look at.
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import cos, pi
-from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar, dataclass_transform
+from typing import Annotated, Any, ClassVar, Generic, Literal, Protocol, dataclass_transform
 
 import torch
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import TypeVar
 
 from protofed.errors import UserError
 from protofed.models import Group, ImageShape, Split, everything, nothing
@@ -26,6 +27,9 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 Whole = Annotated[int, Field(ge=1)]
 
 P = TypeVar("P", ClassTable, PrototypeSet)
+
+U = TypeVar("U", bound=Record, default=Any)
+"""The record that a method's clients upload."""
 
 Terms = dict[str, Tensor]
 """The terms of a loss by name, already weighted: their sum is minimised, each is logged."""
@@ -81,6 +85,16 @@ class Plan:
         if self.schedule == "cosine":
             return self.lr * 0.5 * (1 + cos(pi * round / self.rounds))
         return self.lr
+
+
+@dataclass(frozen=True)
+class FeatureTraffic:
+    """The features of single samples in a client's messages of one round, at most."""
+
+    up: int = 0
+    """Its own, in what it uploads."""
+    down: int = 0
+    """Those of other clients, uploaded in the round before, in what it receives."""
 
 
 @dataclass(frozen=True)
@@ -168,10 +182,12 @@ class At:
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(knob,))
 @dataclass(frozen=True, kw_only=True)
-class Method:
+class Method(Generic[U]):
     """Base of all methods; subclasses are frozen dataclasses without writing so.
 
-    A subclass gives `loss`, `upload` and `aggregate`, and whatever else differs from the defaults here.
+    A subclass gives `loss`, `upload` and `aggregate`, and whatever else differs from the defaults here. It names the
+    record its clients upload, as in `class FedAvg(Method[ModelUpload])`, so that a type checker knows what `aggregate`
+    may read.
     """
 
     paper: ClassVar[str] = ""
@@ -235,6 +251,15 @@ class Method:
         """
         return False
 
+    @property
+    def cut(self) -> str | None:
+        """The stage after which features and prototypes that travel are taken; None: where the model itself cuts."""
+        return None
+
+    def traffic(self, at: At) -> FeatureTraffic:
+        """How many features of single samples travel in a round; `at.down` is a message such as clients receive."""
+        return FeatureTraffic()
+
     # What is built before the first round
 
     def plan(self, plan: Plan) -> Plan:
@@ -267,7 +292,7 @@ class Method:
         """The terms whose sum is minimised, and optionally per-sample notes to keep from the last epoch."""
         raise TypeError(f"{type(self).__name__} must define loss(net, x, y, at)")
 
-    def upload(self, net: Net, data: Samples, at: At) -> tuple[Record, Record]:
+    def upload(self, net: Net, data: Samples, at: At) -> tuple[U | Nothing, Record]:
         """What the client sends (a record of `Mean` and `Each` fields), and what it will remember.
 
         Weights are new values of the broadcast's field of that name, or else of its `weights`; fields that are changes
@@ -275,8 +300,8 @@ class Method:
         """
         return Nothing(), at.memory
 
-    def aggregate(self, server: Any, total: Any, at: At) -> Record:
-        """The server's next state. In `total` Means arrive averaged and Eaches as {client: value}."""
+    def aggregate(self, server: Any, total: U, at: At) -> Record:
+        """The server's next state; `total` is an upload with its Means averaged and its Eaches as {client: value}."""
         return server  # type: ignore[no-any-return]
 
     # What comes out
@@ -286,7 +311,7 @@ class Method:
         return server.weights if self.shares == everything else None
 
     def client_weights(self, server: Any, upload: Any, at: At) -> Weights:
-        """One client's complete model, as its upload tells the server; ensembles are made of these."""
+        """One client's complete model, from its upload as it was sent; ensembles are made of these."""
         base, own = self.global_weights(server), upload.weights.value
         return own if base is None else Weights({**base.params, **own.params}, {**base.stats, **own.stats})
 

@@ -4,7 +4,7 @@ Formulas in the comments use the papers' letters: h features [n, d], y labels [n
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
@@ -28,14 +28,14 @@ def cosine(h: Tensor, rows: Tensor) -> Tensor:
     return functional.normalize(h, dim=1, eps=1e-8) @ functional.normalize(rows, dim=1, eps=1e-8).T
 
 
-def membership(y: Tensor, classes: int, like: Tensor) -> Tensor:
+def one_hot(y: Tensor, classes: int, like: Tensor) -> Tensor:
     """One-hot labels as numbers of the type of `like`, [n, C]; unlike `F.one_hot` it can be vectorised."""
     return (y[:, None] == torch.arange(classes, device=y.device)).to(like.dtype)
 
 
 def class_means(h: Tensor, y: Tensor, classes: int, weight: Tensor | None = None) -> ClassTable:
     """Mean of h per class, weighted by `weight` per sample where given; the counts are the samples."""
-    member = membership(y, classes, h)  # [n, C]
+    member = one_hot(y, classes, h)  # [n, C]
     count = member.sum(0)
     share = member if weight is None else member * weight[:, None]
     mass = share.sum(0)
@@ -148,12 +148,12 @@ def finch_centres(vectors: Tensor) -> Tensor:
     return class_means(vectors, labels, int(labels.max()) + 1).rows
 
 
-def zeros(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def zeros_like(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Zeros in the shape of each tensor: a control variate or a momentum before the first round."""
     return {name: torch.zeros_like(param.detach()) for name, param in params.items()}
 
 
-def inner(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> Tensor:
+def inner_product(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> Tensor:
     """<left, right>, over all coordinates of all tensors of `left`."""
     return torch.stack([(tensor * right[name]).sum() for name, tensor in left.items()]).sum()
 
@@ -214,15 +214,15 @@ def gaussian_mmd(x: Tensor, y: Tensor) -> Tensor:
     return kernel[:n, :n].mean() + kernel[n:, n:].mean() - kernel[:n, n:].mean() - kernel[n:, :n].mean()
 
 
-class _Averaged(Record):
+class _Averaged(Record, Generic[T]):
     """Lets `weighted_mean` use the tally."""
 
-    value: Mean[Any]
+    value: Mean[T]
 
 
 def weighted_mean(values: Mapping[str, T], weights: Mapping[str, float]) -> T:
     """Mean of the clients' values, for weights that only the server knows; summed just as the `Mean` of an upload."""
-    tally = Tally()
+    tally: Tally[_Averaged[T]] = Tally()
     for client, value in values.items():
         tally.add(client, _Averaged(Mean(value, weights[client])))
-    return tally.total().value  # type: ignore[no-any-return]
+    return tally.total().value

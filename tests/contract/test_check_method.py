@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from protofed.method import Positive, knob
-from protofed.methods.fedavg import FedAvg, Model, Upload
+from protofed.methods.fedavg import FedAvg, ModelUpload, SharedModel
 from protofed.records import Each, Features, Mean, Record, Weights
 from protofed.registry import method_names
 from protofed.testing import check_method
@@ -86,7 +86,7 @@ class NeedsTwoClients(FedAvg):
 
     paper = "none"
 
-    def aggregate(self, server: Model, total: Any, at: Any) -> Model:
+    def aggregate(self, server: SharedModel, total: Any, at: Any) -> SharedModel:
         """The mean, of at least two."""
         if len(at.participants) < 2:
             raise ZeroDivisionError("nobody to compare with")
@@ -98,7 +98,7 @@ class NeedsEverybody(FedAvg):
 
     paper = "none"
 
-    def aggregate(self, server: Model, total: Any, at: Any) -> Model:
+    def aggregate(self, server: SharedModel, total: Any, at: Any) -> SharedModel:
         """The mean, of all."""
         assert len(at.participants) == len(at.clients), "somebody is missing"
         return super().aggregate(server, total, at)
@@ -119,9 +119,9 @@ class TakesTheFirst(FedAvg):
         """The model."""
         return EachUpload(Each(net.pick())), at.memory
 
-    def aggregate(self, server: Model, total: Any, at: Any) -> Model:
+    def aggregate(self, server: SharedModel, total: Any, at: Any) -> SharedModel:
         """Whoever came first."""
-        return Model(next(iter(total.weights.values())))
+        return SharedModel(next(iter(total.weights.values())))
 
 
 class UnseededChance(FedAvg):
@@ -141,7 +141,7 @@ class Remembers(FedAvg):
     paper = "none"
     seen: ClassVar[list[int]] = []
 
-    def server_state(self, net: Any, at: Any) -> Model:
+    def server_state(self, net: Any, at: Any) -> SharedModel:
         """The initial model. This is called when a run begins and when one is resumed."""
         self.seen.clear()
         return super().server_state(net, at)
@@ -179,7 +179,7 @@ class Shrinks(FedAvg):
         """Only the tensors that are large enough."""
         full = net.pick()
         params = {name: tensor for name, tensor in full.params.items() if len(data.y) < 4 or tensor.numel() > 20}
-        return Upload(Mean(Weights(params, full.stats), 1.0)), at.memory
+        return ModelUpload(Mean(Weights(params, full.stats), 1.0)), at.memory
 
 
 def test_what_is_right_passes() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import protofed
-from protofed.methods.fedproto import Prototypes
+from protofed.methods.fedproto import GlobalPrototypes
 from protofed.records import ClassTable, decode
 
 MISBEHAVING = f"{Path(__file__).parent / 'misbehaving.py'}"
@@ -310,5 +310,5 @@ def test_the_model_of_a_run(tiny_run: Any) -> None:
 def test_the_newcomers_broadcast_can_be_read(tiny_run: Any) -> None:
     run = tiny_run("fedproto")
     blob = (run.path / "broadcast.safetensors").read_bytes()
-    G = decode(blob, Prototypes(ClassTable.empty(4, 16, torch.ones(1))), "server").G
+    G = decode(blob, GlobalPrototypes(ClassTable.empty(4, 16, torch.ones(1))), "server").G
     assert torch.equal(G.rows, run.prototypes()["rows"])

@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from protofed.methods.conffedproto import ConfFedProto, Prototypes, Upload
-from protofed.methods.fedproto import FedProto
+from protofed.methods.conffedproto import ConfFedProto
+from protofed.methods.fedproto import FedProto, GlobalPrototypes, PrototypeUpload
 from protofed.records import ClassTable, Mean, Tally
 
 H = torch.tensor([[1.0, 1.0], [0.0, 2.0], [5.0, 5.0]])
@@ -42,8 +42,8 @@ def test_confidence_normaliser_ignores_its_scale(make_at: Any, identity_net: Any
 def test_gt_29(make_at: Any) -> None:
     tally = Tally()
     for i, (row, count) in enumerate((([0.9, 0.8], 3.0), ([0.2, 0.8], 50.0), ([0.0, 0.0], 0.0))):
-        tally.add(str(i), Upload(Mean(ClassTable(torch.tensor([row]), torch.tensor([count])), 1.0)))
-    empty = Prototypes(ClassTable.empty(1, 2, torch.ones(1)))
+        tally.add(str(i), PrototypeUpload(Mean(ClassTable(torch.tensor([row]), torch.tensor([count])), 1.0)))
+    empty = GlobalPrototypes(ClassTable.empty(1, 2, torch.ones(1)))
     G = ConfFedProto().aggregate(empty, tally.total(), make_at(client=None)).G
     torch.testing.assert_close(G.rows[0], torch.tensor([0.55, 0.80]), atol=1e-5, rtol=0)
 
@@ -51,13 +51,13 @@ def test_gt_29(make_at: Any) -> None:
 @pytest.mark.parametrize(("missing", "expected"), [("skip", 1.0), ("zero", 9.333333)])
 def test_gt_30(missing: str, expected: float, make_at: Any, identity_net: Any) -> None:
     method = ConfFedProto(lam=1.0, align_on="raw", missing_target=missing)
-    terms, _ = method.loss(identity_net(), H, Y, make_at(down=Prototypes(G)))
+    terms, _ = method.loss(identity_net(), H, Y, make_at(down=GlobalPrototypes(G)))
     assert terms["align"].item() == pytest.approx(expected, abs=1e-5)
 
 
 def test_scaled_alignment(make_at: Any, identity_net: Any) -> None:
     # A head of zeros gives every label the confidence one half.
-    terms, seen = ConfFedProto(lam=1.0).loss(identity_net(), H, Y, make_at(down=Prototypes(G)))
+    terms, seen = ConfFedProto(lam=1.0).loss(identity_net(), H, Y, make_at(down=GlobalPrototypes(G)))
     expected = ((0.5 * H[:2] - G.rows[0]) ** 2).sum() / 6
     torch.testing.assert_close(terms["align"], expected)
     assert seen["c"].tolist() == [[0.5]] * 3
@@ -66,14 +66,14 @@ def test_scaled_alignment(make_at: Any, identity_net: Any) -> None:
 @pytest.mark.parametrize("detach", [True, False])
 def test_gradient_through_the_confidence(detach: bool, make_at: Any, identity_net: Any) -> None:
     net = identity_net(head=torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
-    terms, _ = ConfFedProto(conf_detach=detach).loss(net, H, Y, make_at(down=Prototypes(G)))
+    terms, _ = ConfFedProto(conf_detach=detach).loss(net, H, Y, make_at(down=GlobalPrototypes(G)))
     # The features are the input here, so the head is reached through the confidence only.
     assert terms["align"].requires_grad is not detach
 
 
 def test_linear_ramp(make_at: Any, identity_net: Any) -> None:
     def align(ramp: str, round: int) -> float:
-        at = make_at(down=Prototypes(G), rounds=4, round=round)
+        at = make_at(down=GlobalPrototypes(G), rounds=4, round=round)
         return ConfFedProto(lambda_ramp=ramp).loss(identity_net(), H, Y, at)[0]["align"].item()
 
     assert align("linear", 0) == 0
@@ -94,7 +94,7 @@ class Certain(ConfFedProto):
 def test_full_confidence_is_fedproto(normaliser: str, make_at: Any, identity_net: Any, samples_of: Any) -> None:
     net = identity_net(head=torch.tensor([[1.0, -1.0], [0.5, 1.0]]))
     certain, plain = Certain(lam=0.7, conf_normaliser=normaliser), FedProto(lam=0.7)
-    at = make_at(down=Prototypes(G))
+    at = make_at(down=GlobalPrototypes(G))
     left, right = certain.loss(net, H, Y, at)[0], plain.loss(net, H, Y, at)[0]
     assert all(torch.equal(left[name], right[name]) for name in ("ce", "align"))
     ours, theirs = (method.upload(net, samples_of(H, Y), at)[0].P for method in (certain, plain))
@@ -106,8 +106,8 @@ def test_a_client_without_the_class_changes_nothing(make_at: Any) -> None:
     def G(*tables: ClassTable) -> Any:
         tally = Tally()
         for i, table in enumerate(tables):
-            tally.add(str(i), Upload(Mean(table, 1.0)))
-        empty = Prototypes(ClassTable.empty(2, 2, torch.ones(1)))
+            tally.add(str(i), PrototypeUpload(Mean(table, 1.0)))
+        empty = GlobalPrototypes(ClassTable.empty(2, 2, torch.ones(1)))
         return ConfFedProto().aggregate(empty, tally.total(), make_at(client=None)).G
 
     owner = ClassTable(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.ones(2))

@@ -4,7 +4,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional
 
-from protofed.methods.copa import Copa, Ensemble, HybridNorm
+from protofed.methods.copa import Copa, CopaServer, HybridNorm
 from protofed.models import head
 from protofed.records import Weights
 
@@ -16,7 +16,7 @@ def at_a(identity_net, make_at):
     """GT-08: client a with its own head, and the heads of b and c; one feature, which is 1."""
     heads = {c: Weights({"fc.weight": torch.tensor(z)[:, None]}, {}) for c, z in {"a": OWN, **FOREIGN}.items()}
     net = identity_net(1, 2, torch.tensor(OWN)[:, None])
-    return net, make_at(clients=dict.fromkeys("abc", 1), client="a", down=Ensemble(Weights({}, {}), heads))
+    return net, make_at(clients=dict.fromkeys("abc", 1), client="a", down=CopaServer(Weights({}, {}), heads))
 
 
 def test_gt08_loss(at_a):

@@ -5,8 +5,8 @@ from safetensors.torch import load_file
 from torch.nn import functional
 
 from protofed.method import Plan
-from protofed.methods.elastic import Elastic, ElasticUpload
-from protofed.methods.fedavg import Model
+from protofed.methods.elastic import Elastic, ElasticUpload, SeparateElasticUpload
+from protofed.methods.fedavg import SharedModel
 from protofed.records import Each, Mean, Weights
 
 SIZES = {"a": 2, "b": 1, "c": 1}  # p = .5, .25, .25
@@ -23,16 +23,19 @@ def named(values):
     [("params", [0.5, 1.181818], [-0.5, -1.772727]), ("clients", [0.8125, 0.625], [-0.8125, -0.9375])],
 )
 def test_gt12(maximum, zeta, theta, make_at):
-    method, start = Elastic(maximum=maximum), Model(Weights(named([0.0, 0.0]), {"mean": torch.tensor(7.0)}))
+    method, start = Elastic(maximum=maximum), SharedModel(Weights(named([0.0, 0.0]), {"mean": torch.tensor(7.0)}))
     uploads = {}
     for client, size in SIZES.items():
         theta_i = Weights(
             {name: -change for name, change in named(CHANGE[client]).items()}, {"mean": torch.tensor(3.0)}
         )
         omega = named(OMEGA[client])
-        uploads[client] = ElasticUpload(Mean(theta_i, size), Mean(omega, size) if maximum == "params" else Each(omega))
+        if maximum == "params":
+            uploads[client] = ElasticUpload(Mean(theta_i, size), Mean(omega, size))
+        else:
+            uploads[client] = SeparateElasticUpload(Mean(theta_i, size), Each(omega))
     arrived = total(uploads)
-    got = method.zeta(arrived.omega, make_at(clients=SIZES))
+    got = method.zeta(*method.mean_and_maximum(arrived, make_at(clients=SIZES)))
     assert [value.item() for value in got.values()] == pytest.approx(zeta, abs=1e-5)
     after = method.aggregate(start, arrived, make_at(clients=SIZES)).weights
     assert [value.item() for value in after.params.values()] == pytest.approx(theta, abs=1e-5)
@@ -85,16 +88,16 @@ def test_part_of_the_samples(identity_net, make_at):
     assert seen == [2, 1]  # ceil(2.5) samples
 
 
-def test_where_nothing_is_sensitive_it_is_fedavg(make_at):
-    zeta = Elastic().zeta(named([0.0, 0.0]), make_at())
+def test_where_nothing_is_sensitive_it_is_fedavg():
+    zeta = Elastic().zeta(named([0.0, 0.0]), maximum=named([0.0, 0.0]))
     assert [value.item() for value in zeta.values()] == [1.0, 1.0]
-    same = Elastic(tau=1.0).zeta(named([3.0, 3.0]), make_at())
+    same = Elastic(tau=1.0).zeta(named([3.0, 3.0]), maximum=named([3.0, 3.0]))
     assert [value.item() for value in same.values()] == [1.0, 1.0]
 
 
 def test_one_client_with_zeta_one_is_fedavg_to_rounding(make_data, tiny_run, monkeypatch):
     data = make_data(("a",))
-    monkeypatch.setattr(Elastic, "zeta", lambda _self, omega, _at: {name: torch.ones(()) for name in omega})
+    monkeypatch.setattr(Elastic, "zeta", lambda _self, omega, _maximum: {name: torch.ones(()) for name in omega})
     ours, fedavg = (
         load_file(tiny_run(name, data, model="resnet10", set={"model.width": 4}).path / "model.safetensors")
         for name in ("elastic", "fedavg")

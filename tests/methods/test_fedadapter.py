@@ -8,7 +8,8 @@ from safetensors.torch import load_file
 
 from protofed.errors import UserError
 from protofed.method import At
-from protofed.methods.fedadapter import FedAdapter, FedAdapterNoProx, Shared, Upload, adapters
+from protofed.methods.fedadapter import FedAdapter, FedAdapterNoProx, adapters
+from protofed.methods.fedavg import ModelUpload, SharedModel
 from protofed.models import Split, build_model, everything, head
 from protofed.models.net import Net
 from protofed.records import Weights
@@ -57,10 +58,10 @@ def test_gt33_proximal_term_and_squared_norm(make_at: Callable[..., At]) -> None
     reference.params["adapter1.down.bias"][0] = 0.0
     reference.params["adapter1.up.bias"][0] = 1.0
     images, labels = torch.zeros(2, 1, 16, 16), torch.tensor([0, 1])
-    terms = method.loss(net, images, labels, make_at(down=Shared(reference), round=1))
+    terms = method.loss(net, images, labels, make_at(down=SharedModel(reference), round=1))
     assert terms["prox"].item() == pytest.approx(0.01, abs=1e-5)
     assert terms["adapter"].item() == pytest.approx(5e-5, abs=1e-9)
-    assert method.loss(net, images, labels, make_at(down=Shared(reference), round=0))["prox"].item() == 0
+    assert method.loss(net, images, labels, make_at(down=SharedModel(reference), round=0))["prox"].item() == 0
 
 
 def test_adapters_and_head_of_resnet50_travel_and_nothing_else(make_at: Callable[..., At]) -> None:
@@ -88,7 +89,7 @@ def test_server_takes_the_mean_by_samples(make_at: Callable[..., At], samples_of
             for param in net.params(method.shares).values():
                 param.fill_(value)
         upload, _ = method.upload(net, samples_of([], []), make_at(clients=clients, client=client))
-        assert isinstance(upload, Upload)
+        assert isinstance(upload, ModelUpload)
         tally.add(client, upload)
     after = method.aggregate(server, tally.total(), make_at(clients=clients))
     assert all((tensor == 4.0).all() for tensor in after.shared.weights.params.values())

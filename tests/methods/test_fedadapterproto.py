@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from protofed.errors import UserError
 from protofed.method import At
-from protofed.methods.fedadapter import Shared, adapters
+from protofed.methods.fedadapter import adapters
 from protofed.methods.fedadapterproto import FedAdapterProto, FedPrototypical, nearest
+from protofed.methods.fedavg import SharedModel
 from protofed.models import Split, build_model
 from protofed.models.net import Net
 from protofed.models.protopnet import project, prototype_layer, prototypes_of, with_prototypes
@@ -59,7 +60,7 @@ def test_gt32_prototype_terms(make_at: Callable[..., At]) -> None:
     net = Net(Split(patches, cut=made.cut, dim=made.dim, classes=2).double())
     z = torch.tensor([[[[0.2, 0.8], [0.5, 1.0]], [[0.1, 0.4], [0.9, 0.0]]]], dtype=torch.float64)
     method = FedPrototypical(per_class=2, prototype_dim=2)
-    down = Shared(net.pick(prototype_layer))
+    down = SharedModel(net.pick(prototype_layer))
     terms = method.loss(net, z, torch.tensor([0]), make_at(down=down))
     assert terms["ce"].item() == pytest.approx(0.620957, abs=1e-5)
     assert terms["clst"].item() == pytest.approx(0, abs=1e-5)
@@ -89,7 +90,7 @@ def test_masked_distances_have_finite_gradients() -> None:
 def test_l1_spares_the_own_class(make_at: Callable[..., At]) -> None:
     method = FedAdapterProto(per_class=2, prototype_dim=4)
     net = net_of(method, make_at())
-    at = make_at(down=Shared(net.pick(method.shares)))
+    at = make_at(down=SharedModel(net.pick(method.shares)))
     l1 = method.loss(net, torch.randn(4, 3, 32, 32), torch.tensor([0, 1, 0, 1]), at)["l1"]
     (gradient,) = torch.autograd.grad(l1, [net.params(prototype_layer)["last.weight"]])
     torch.testing.assert_close(gradient, -1e-4 * torch.tensor([[0.0, 0, 1, 1], [1, 1, 0, 0]]))
@@ -139,10 +140,10 @@ def test_proximal_terms_have_their_own_weights_and_start_after_round_0(make_at: 
     for name in ("adapter1.up.bias", "prototypes.vectors"):
         reference.params[name].view(-1)[0] += 2.0
     x, y = torch.randn(4, 3, 32, 32), torch.tensor([0, 1, 0, 1])
-    terms = method.loss(net, x, y, make_at(down=Shared(reference), round=1))
+    terms = method.loss(net, x, y, make_at(down=SharedModel(reference), round=1))
     assert terms["prox_alpha"].item() == pytest.approx(0.01 / 2 * 4, abs=1e-6)
     assert terms["prox_phi"].item() == pytest.approx(0.04 / 2 * 4, abs=1e-6)
-    first = method.loss(net, x, y, make_at(down=Shared(reference), round=0))
+    first = method.loss(net, x, y, make_at(down=SharedModel(reference), round=0))
     assert first["prox_alpha"].item() == first["prox_phi"].item() == 0
 
 

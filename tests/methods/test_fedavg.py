@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from protofed.methods.fedavg import FedAvg, Upload
+from protofed.methods.fedavg import FedAvg, ModelUpload
 from protofed.records import Mean, Tally, Weights
 from protofed.runs.assembly import assemble
 from protofed.runs.options import make_options
@@ -19,7 +19,7 @@ def averaged(method: FedAvg, make_at: Any, clients: dict[str, tuple[list[float],
     for client, (values, _) in clients.items():
         at = make_at(client=client, clients={name: size for name, (_, size) in clients.items()})
         weights = Weights({"w": torch.tensor(values)}, {"bn.running_mean": torch.tensor(values)})
-        tally.add(client, Upload(Mean(weights, method.weight(at))))
+        tally.add(client, ModelUpload(Mean(weights, method.weight(at))))
     model = method.aggregate(None, tally.total(), make_at(client=None))
     assert torch.equal(model.weights.params["w"], model.weights.stats["bn.running_mean"])
     return model.weights.params["w"]

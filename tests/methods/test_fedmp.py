@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,8 +9,10 @@ import torch
 from torch import Tensor
 
 from protofed import At, Plan, UserError
+from protofed.method import FeatureTraffic
 from protofed.methods import fedmp
-from protofed.methods.fedmp import Down, FedMP, FewShotFedMP, Server, balanced, owners_mean
+from protofed.methods.fedavg import FedAvg
+from protofed.methods.fedmp import FedMP, FedMPBroadcast, FedMPServer, FedMPUpload, FewShotFedMP, balanced, owners_mean
 from protofed.models import build_model
 from protofed.models.net import Net
 from protofed.records import ClassTable, Features, Weights, encode
@@ -29,14 +30,14 @@ def table(rows: Any) -> ClassTable:
     return ClassTable(given, torch.ones(len(given)))
 
 
-def empty_server(*clients: str, classes: int = 1, dim: int = 2) -> Server:
+def empty_server(*clients: str, classes: int = 1, dim: int = 2) -> FedMPServer:
     none = ClassTable.empty(classes, dim, torch.zeros(1))
     nothing = Features(torch.zeros(0, dim), torch.zeros(0, dtype=torch.long), classes)
-    return Server(NO_WEIGHTS, dict.fromkeys(clients, nothing), dict.fromkeys(clients, none), none)
+    return FedMPServer(NO_WEIGHTS, dict.fromkeys(clients, nothing), dict.fromkeys(clients, none), none)
 
 
-def after(method: FedMP, server: Server, at: At, sent: dict[str, Features]) -> Server:
-    return method.aggregate(server, SimpleNamespace(weights=NO_WEIGHTS, U=sent), at)
+def after(method: FedMP, server: FedMPServer, at: At, sent: dict[str, Features]) -> FedMPServer:
+    return method.aggregate(server, FedMPUpload(NO_WEIGHTS, sent), at)
 
 
 def stepped(
@@ -63,7 +64,7 @@ def lesson(make_at: Callable[..., At]) -> Callable[..., tuple[Net, Tensor, Tenso
         p = ClassTable(torch.rand(3, u[0:1].numel() if rows else u.shape[1], dtype=torch.float64), torch.ones(3))
         if not rows:
             p = ClassTable(0 * p.rows, 0 * p.count)
-        down = Down(net.pick(), p, Features(u, torch.arange(rows) % 3, 3))
+        down = FedMPBroadcast(net.pick(), p, Features(u, torch.arange(rows) % 3, 3))
         return net, x, y, make_at(classes=3, dim=net.dim, clients={"a": 8, "b": 8}, down=down, image_shape=shape)
 
     return make
@@ -245,6 +246,17 @@ def test_the_bank_is_limited_in_bytes(
     assert "at most 5 embeddings instead of 512" in caplog.text
     monkeypatch.setattr(fedmp, "BANK_BYTES", 1)
     assert method.quota(at) == 1
+
+
+def test_it_says_how_many_embeddings_travel_and_where_they_are_taken(lesson: Callable[..., Any]) -> None:
+    _, _, _, at = lesson()
+    method = FedMP(upload_per_client=10, download_per_client=7)
+    assert method.traffic(at) == FeatureTraffic(up=10, down=7)
+    assert replace(method, sfmc=False).traffic(at) == FeatureTraffic(up=10, down=0)
+    last = replace(at, round=at.rounds - 1)
+    assert FewShotFedMP(upload_per_client=10).traffic(last) == FeatureTraffic(up=0, down=128)
+    assert FedAvg().traffic(at) == FeatureTraffic(up=0, down=0)
+    assert (FedMP(stage=2).cut, method.cut, FedAvg().cut) == ("layer2", None, None)
 
 
 # The server

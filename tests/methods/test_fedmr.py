@@ -1,7 +1,6 @@
 """FedMR: GT-14, GT-15, means and margins on the server, invariants, every knob."""
 
 from itertools import combinations
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +8,17 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from protofed.methods.fedmr import FedMR, Global, decorrelation, global_means, hinges, margin_loss, margins, pair_index
+from protofed.methods.fedmr import (
+    FedMR,
+    ModelAndMargins,
+    decorrelation,
+    global_means,
+    hinges,
+    margin_loss,
+    margins,
+    pair_index,
+)
+from protofed.methods.fpl import SeparatePrototypeUpload
 from protofed.models import build_model
 from protofed.models.net import Net
 from protofed.records import ClassTable, Weights, encode
@@ -111,8 +120,8 @@ def test_server_means_and_margins(tables: list[ClassTable]) -> None:
 
 @pytest.mark.parametrize(("stale", "held"), [("keep", [True, True, False]), ("drop", [True, False, False])])
 def test_what_becomes_of_what_nobody_sent(stale: Any, held: list[bool], make_at: Any) -> None:
-    total = SimpleNamespace(weights=NO_WEIGHTS, P={"a": TABLES[0]})
-    state = FedMR(stale_protos=stale).aggregate(Global(NO_WEIGHTS, G15, D15), total, make_at())
+    total = SeparatePrototypeUpload(weights=NO_WEIGHTS, P={"a": TABLES[0]})
+    state = FedMR(stale_protos=stale).aggregate(ModelAndMargins(NO_WEIGHTS, G15, D15), total, make_at())
     assert state.D.held.tolist() == held
     assert state.G.held.tolist() == [True, True, stale == "keep"]
 
@@ -120,7 +129,7 @@ def test_what_becomes_of_what_nobody_sent(stale: Any, held: list[bool], make_at:
 @pytest.mark.parametrize(("mu_intra", "mu_inter"), [(1e-5, 0.5), (0.1, 2.0), (0.0, 0.0)])
 def test_weights_of_the_terms(mu_intra: float, mu_inter: float, make_at: Any, identity_net: Any) -> None:
     h, y = torch.tensor([[1.0, 0.0], [2.0, 3.0]]), torch.tensor([0, 0])
-    at = make_at(classes=3, down=Global(NO_WEIGHTS, G15, D15))
+    at = make_at(classes=3, down=ModelAndMargins(NO_WEIGHTS, G15, D15))
     terms, _ = FedMR(mu_intra=mu_intra, mu_inter=mu_inter).loss(identity_net(classes=3), h, y, at)
     torch.testing.assert_close(terms["intra"], mu_intra * decorrelation(h, y, 3))
     torch.testing.assert_close(terms["inter"], mu_inter * margin_loss(h, y, G15, D15))
@@ -133,7 +142,7 @@ def test_payload(make_at: Any, samples_of: Any) -> None:
     size = encode(upload, "a").size
     assert (size.weights, size.prototypes) == (4 * 4_903_242, 4 * 5_120)
     state = FedMR().aggregate(
-        FedMR().server_state(net, at), SimpleNamespace(weights=net.pick(), P={"a": upload.P.value}), at
+        FedMR().server_state(net, at), SeparatePrototypeUpload(weights=net.pick(), P={"a": upload.P.value}), at
     )
     down = encode(state, "server").size
     assert (down.weights, down.prototypes) == (4 * 4_903_242, 4 * (5_120 + 45))

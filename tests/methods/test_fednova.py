@@ -60,6 +60,13 @@ def test_gt05_proximal(make_at):
     assert a == pytest.approx([1.9, 3.439], abs=1e-5)
 
 
+@pytest.mark.parametrize("mu", [0.0, 1.0])
+def test_a_client_s_model_follows_from_its_change_and_its_term_of_tau_eff(mu, make_at):
+    method, at = FedNova(mu=mu), make_at(plan=Plan(epochs=(1,), lr=0.1, momentum=0.9))
+    assert method.tau_eff_term(4, at) == (4 if mu else method.effective_steps(4, at))
+    assert method.divisor(method.tau_eff_term(4, at), at) == method.effective_steps(4, at)
+
+
 def test_a_proximal_term_divides_by_what_the_steps_really_amount_to(play):
     theta, steps, d, _ = play(FedNova(mu=1.0), momentum=0.9)
     assert steps == [2, 4]  # rescaled by the plain number of steps

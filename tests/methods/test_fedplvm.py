@@ -1,13 +1,13 @@
 """FedPLVM: GT-22, clusters on both levels, invariants, every knob."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from protofed.methods.fedplvm import FedPLVM, Global, correction
+from protofed.methods.fedplvm import FedPLVM, FedPLVMUpload, correction
+from protofed.methods.fpl import ModelAndClusters
 from protofed.models import build_model
 from protofed.models.net import Net
 from protofed.records import PrototypeSet, Weights, encode
@@ -31,7 +31,7 @@ C = PrototypeSet(at_cosines(0.81, 0.0625), torch.tensor([0, 1]), 2)
 @pytest.mark.parametrize("lam", [1.0, 100.0, 0.0])
 def test_gt_22(alpha: float, expected: float, lam: float, make_at: Any, identity_net: Any) -> None:
     method = FedPLVM(alpha=alpha, tau=0.5, lam=lam)
-    terms, _ = method.loss(identity_net(), H, Y, make_at(down=Global(NO_WEIGHTS, C)))
+    terms, _ = method.loss(identity_net(), H, Y, make_at(down=ModelAndClusters(NO_WEIGHTS, C)))
     assert terms["alpha"].item() == pytest.approx(lam * expected, rel=1e-4, abs=1e-5)
     assert terms["corr"].item() == pytest.approx(lam * 0.0722, rel=1e-4, abs=1e-5)
 
@@ -74,9 +74,9 @@ def test_a_client_sends_the_clusters_of_its_features(make_at: Any, identity_net:
 
 
 def aggregated(sets: list[PrototypeSet], make_at: Any, method: FedPLVM | None = None, before: Any = None) -> Any:
-    total = SimpleNamespace(weights=NO_WEIGHTS, C={str(i): s for i, s in enumerate(sets)})
+    total = FedPLVMUpload(weights=NO_WEIGHTS, C={str(i): s for i, s in enumerate(sets)})
     before = before or PrototypeSet.empty(2, 2, like=torch.ones(1))
-    return (method or FedPLVM()).aggregate(Global(NO_WEIGHTS, before), total, make_at()).C
+    return (method or FedPLVM()).aggregate(ModelAndClusters(NO_WEIGHTS, before), total, make_at()).C
 
 
 def test_server_clusters_the_centres_of_all_clients_in_any_order(make_at: Any) -> None:

@@ -7,7 +7,8 @@ import torch
 from safetensors.torch import load_file
 from torch.nn import functional
 
-from protofed.methods.fedproc import FedProc, Global, Upload
+from protofed.methods.fedproc import FedProc
+from protofed.methods.fedproto import ModelAndPrototypes, ModelAndPrototypeUpload
 from protofed.models import build_model
 from protofed.models.net import Net
 from protofed.records import ClassTable, Mean, Tally, Weights, encode
@@ -21,7 +22,7 @@ G = ClassTable(torch.tensor([[3.0, 0.0], [0.0, 0.2]]), torch.ones(2))  # G[k] / 
 @pytest.mark.parametrize("length", [1.0, 7.0])
 def test_gt_18(label: int, expected: float, length: float, make_at: Any, identity_net: Any) -> None:
     h = length * torch.tensor([[0.6, 0.8]])
-    at = make_at(down=Global(NO_WEIGHTS, G), round=1, rounds=4)
+    at = make_at(down=ModelAndPrototypes(NO_WEIGHTS, G), round=1, rounds=4)
     terms, notes = FedProc().loss(identity_net(), h, torch.tensor([label]), at)
     assert terms["con"].item() == pytest.approx(0.75 * expected, abs=1e-5)
     assert terms["ce"].item() == pytest.approx(0.25 * 0.693147, abs=1e-5)
@@ -29,7 +30,9 @@ def test_gt_18(label: int, expected: float, length: float, make_at: Any, identit
 
 
 def test_round_0_is_pure_cross_entropy_even_with_prototypes(make_at: Any, identity_net: Any) -> None:
-    terms, _ = FedProc().loss(identity_net(), torch.ones(1, 2), torch.tensor([0]), make_at(down=Global(NO_WEIGHTS, G)))
+    terms, _ = FedProc().loss(
+        identity_net(), torch.ones(1, 2), torch.tensor([0]), make_at(down=ModelAndPrototypes(NO_WEIGHTS, G))
+    )
     assert terms["con"].item() == 0
     assert terms["ce"].item() == pytest.approx(0.693147, abs=1e-5)
 
@@ -45,12 +48,14 @@ def test_ramp_rounds_is_a_whole_number() -> None:
 
 def test_a_class_without_mean_is_no_negative(make_at: Any, identity_net: Any) -> None:
     one = ClassTable(G.rows, torch.tensor([1.0, 0.0]))
-    at = make_at(down=Global(NO_WEIGHTS, one), round=1)
+    at = make_at(down=ModelAndPrototypes(NO_WEIGHTS, one), round=1)
     terms, _ = FedProc().loss(identity_net(), torch.rand(3, 2), torch.tensor([0, 0, 1]), at)
     assert terms["con"].item() == pytest.approx(0, abs=1e-6)
 
 
-def upload_of(h: torch.Tensor, y: torch.Tensor, make_at: Any, identity_net: Any, samples_of: Any) -> Upload:
+def upload_of(
+    h: torch.Tensor, y: torch.Tensor, make_at: Any, identity_net: Any, samples_of: Any
+) -> ModelAndPrototypeUpload:
     return FedProc().upload(identity_net(), samples_of(h, y), make_at())[0]
 
 
@@ -60,7 +65,7 @@ def test_means_are_those_of_all_samples(turned: bool, make_at: Any, identity_net
     tally = Tally()
     for part in [slice(5, 9), slice(0, 5)] if turned else [slice(0, 5), slice(5, 9)]:
         tally.add(str(part), upload_of(h[part], y[part], make_at, identity_net, samples_of))
-    table = FedProc().aggregate(Global(NO_WEIGHTS, G), tally.total(), make_at()).G
+    table = FedProc().aggregate(ModelAndPrototypes(NO_WEIGHTS, G), tally.total(), make_at()).G
     unit = functional.normalize(h, dim=1)
     torch.testing.assert_close(table.rows, torch.stack([unit[y == k].mean(0) for k in (0, 1)]))
     assert table.count.tolist() == [6.0, 3.0]
@@ -70,8 +75,8 @@ def test_means_are_those_of_all_samples(turned: bool, make_at: Any, identity_net
 def test_what_becomes_of_a_class_nobody_sent(stale: Any, held: list[bool], make_at: Any) -> None:
     tally = Tally()
     sent = ClassTable(torch.ones(2, 2), torch.tensor([2.0, 0.0]))
-    tally.add("a", Upload(Mean(NO_WEIGHTS, 1.0), Mean(sent, sent.count)))
-    state = FedProc(stale_protos=stale).aggregate(Global(NO_WEIGHTS, G), tally.total(), make_at())
+    tally.add("a", ModelAndPrototypeUpload(Mean(NO_WEIGHTS, 1.0), Mean(sent, sent.count)))
+    state = FedProc(stale_protos=stale).aggregate(ModelAndPrototypes(NO_WEIGHTS, G), tally.total(), make_at())
     assert state.G.held.tolist() == held
 
 

@@ -11,14 +11,16 @@ from protofed.inference import Classifier
 from protofed.methods.fedproto import (
     FedProto,
     FedProtoAveraged,
+    GlobalPrototypes,
     ModelAndPrototypes,
-    Prototypes,
+    ModelAndPrototypeUpload,
     PrototypeUpload,
 )
 from protofed.records import ClassTable, Mean, Tally, Weights
 
 H = torch.tensor([[1.0, 1.0], [0.0, 2.0], [5.0, 5.0]])
 Y = torch.tensor([0, 0, 1])
+NO_WEIGHTS = Weights({}, {})
 G = ClassTable(torch.tensor([[2.0, 1.0], [0.0, 0.0]]), torch.tensor([1.0, 0.0]))
 
 
@@ -27,21 +29,19 @@ G = ClassTable(torch.tensor([[2.0, 1.0], [0.0, 0.0]]), torch.tensor([1.0, 0.0]))
 @pytest.mark.parametrize("lam", [1.0, 0.1, 0.0])
 def test_gt_17(form: Any, reduction: str, expected: float, lam: float, make_at: Any, identity_net: Any) -> None:
     method = form(lam=lam, align_reduction=reduction)
-    terms, notes = method.loss(identity_net(), H, Y, make_at(down=Prototypes(G)))
+    terms, notes = method.loss(identity_net(), H, Y, make_at(down=GlobalPrototypes(G)))
     assert terms["align"].item() == pytest.approx(lam * expected, abs=1e-5)
     assert terms["ce"].item() == pytest.approx(torch.tensor(2.0).log().item())  # a head of zeros
     assert torch.equal(notes["h"], H)
 
 
 def aggregated(method: Any, tables: list[ClassTable], before: ClassTable, make_at: Any) -> ClassTable:
-    tally = Tally()
+    tally, personal = Tally(), isinstance(method, FedProto)
     for i, table in enumerate(tables):
-        weight = table.count if method.proto_weighting == "count" else 1.0
-        tally.add(str(i), PrototypeUpload(Mean(table, weight)))
-    total = tally.total()
-    total.weights = Weights({}, {})
-    state = Prototypes(before) if isinstance(method, FedProto) else ModelAndPrototypes(Weights({}, {}), before)
-    return method.aggregate(state, total, make_at(client=None)).G
+        P = Mean(table, table.count if method.proto_weighting == "count" else 1.0)
+        tally.add(str(i), PrototypeUpload(P) if personal else ModelAndPrototypeUpload(Mean(NO_WEIGHTS, 1.0), P))
+    state = GlobalPrototypes(before) if personal else ModelAndPrototypes(NO_WEIGHTS, before)
+    return method.aggregate(state, tally.total(), make_at(client=None)).G
 
 
 @pytest.mark.parametrize("form", [FedProto, FedProtoAveraged])
@@ -84,12 +84,12 @@ def test_last_epoch_takes_what_training_saw(make_at: Any, identity_net: Any, sam
 def test_inference(form: Any, make_at: Any, identity_net: Any) -> None:
     net = identity_net(head=torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
     both = ClassTable(torch.tensor([[5.0, 5.0], [0.0, 0.0]]), torch.ones(2))
-    at = make_at(down=Prototypes(both), held=torch.ones(2))
+    at = make_at(down=GlobalPrototypes(both), held=torch.ones(2))
     x = torch.tensor([[1.0, 2.0]])
     assert form(inference="head").predict(net, x, at).argmax(1).tolist() == [1]
     assert form(inference="nearest").predict(net, x, at).argmax(1).tolist() == [1]
     assert form(inference="nearest").predict(net, x + 3, at).argmax(1).tolist() == [0]
-    only_first = make_at(down=Prototypes(both), held=torch.tensor([3.0, 0.0]))
+    only_first = make_at(down=GlobalPrototypes(both), held=torch.tensor([3.0, 0.0]))
     assert form(inference="nearest").predict(net, x, only_first).argmax(1).tolist() == [0]
 
 

@@ -1,14 +1,13 @@
 """FPL: GT-21, clusters per class on the server, invariants, every knob."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from protofed.methods.fpl import FPL, Global
+from protofed.methods.fpl import FPL, ModelAndClusters, SeparatePrototypeUpload
 from protofed.models import build_model
 from protofed.models.net import Net
 from protofed.records import ClassTable, PrototypeSet, Weights, encode
@@ -21,7 +20,7 @@ NO_WEIGHTS = Weights({}, {})
 @pytest.mark.parametrize(("reduction", "upcr"), [("mean", 0.25), ("sum", 0.5)])
 def test_gt_21(reduction: Any, upcr: float, make_at: Any, identity_net: Any) -> None:
     method = FPL(tau=0.5, upcr_reduction=reduction)
-    at = make_at(down=Global(NO_WEIGHTS, C))
+    at = make_at(down=ModelAndClusters(NO_WEIGHTS, C))
     terms, notes = method.loss(identity_net(), torch.ones(1, 2), torch.tensor([0]), at)
     assert terms["cpcl"].item() == pytest.approx(0.029125, abs=1e-5)
     assert terms["upcr"].item() == pytest.approx(upcr, abs=1e-5)
@@ -72,9 +71,9 @@ def table(*angles: float | None) -> ClassTable:
 
 
 def aggregated(tables: list[ClassTable], make_at: Any, method: FPL | None = None, before: Any = None) -> PrototypeSet:
-    total = SimpleNamespace(weights=NO_WEIGHTS, P={str(i): t for i, t in enumerate(tables)})
+    total = SeparatePrototypeUpload(weights=NO_WEIGHTS, P={str(i): t for i, t in enumerate(tables)})
     before = before or PrototypeSet.empty(2, 2, like=torch.ones(1))
-    return (method or FPL()).aggregate(Global(NO_WEIGHTS, before), total, make_at()).C
+    return (method or FPL()).aggregate(ModelAndClusters(NO_WEIGHTS, before), total, make_at()).C
 
 
 def test_server_clusters_each_class_by_itself(make_at: Any) -> None:
@@ -115,7 +114,7 @@ def test_payload(make_at: Any, samples_of: Any) -> None:
     upload, _ = FPL().upload(net, samples_of(torch.rand(10, 3, 8, 8), torch.arange(10)), at)
     size = encode(upload, "a").size
     assert (size.weights, size.prototypes) == (4 * 4_903_242, 4 * 5_120)
-    down = Global(net.pick(), PrototypeSet(torch.rand(13, 512), torch.arange(13) % 10, 10))
+    down = ModelAndClusters(net.pick(), PrototypeSet(torch.rand(13, 512), torch.arange(13) % 10, 10))
     assert encode(down, "server").size.prototypes == 4 * 512 * 13
 
 

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from protofed.method import At, Plan
-from protofed.methods.fraug import ClassMeans, FRAug, cyclic, entropy, kinds, look
+from protofed.methods.fraug import ClassMeans, FRAug, constant_features, cyclic, entropy, sources
 from protofed.models import build_model, features, head, part
 from protofed.models.net import Net
 from protofed.records import encode
@@ -102,7 +102,7 @@ def test_what_travels(make_at: Any) -> None:
 def test_labels_and_what_features_are_made_from() -> None:
     assert cyclic(Y, 3).tolist() == [0, 1, 2, 0, 1, 2, 0, 1]
     h, m = torch.rand(5, 2), torch.rand(3, 2)
-    (mean, label), (real, own) = kinds(h, Y[:5], m)
+    (mean, label), (real, own) = sources(h, Y[:5], m)
     assert torch.equal(mean, m[label])
     assert label.tolist() == [0, 1, 2, 0, 1]
     assert real is h
@@ -166,7 +166,7 @@ def test_generator_step(distance: Any, make_at: Any) -> None:
     after = stats(net)
     moved = {name for name in after if not torch.equal(before[name], after[name])}
     assert moved == {name for name in after if name.startswith("generator.")}
-    h, m = look(net, X, Y)
+    h, m = constant_features(net, X, Y)
     with torch.no_grad():
         u = net.call("generator", at.draw[2], cyclic(Y, 4))
         far = gaussian_mmd(u, h) if distance == "mmd" else (u - m[cyclic(Y, 4)]).pow(2).mean()

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from protofed.methods.i2pfl import I2PFL, Global
+from protofed.methods.fedproto import ModelAndPrototypes
+from protofed.methods.fpl import SeparatePrototypeUpload
+from protofed.methods.i2pfl import I2PFL
 from protofed.records import ClassTable, Weights
 from protofed.seeding import generator
 from protofed.verbs import class_means
@@ -57,22 +59,22 @@ def test_gt_23_and_24(rows: list[list[float]], power: float, expected: list[floa
     ],
 )
 def test_gt_25(choice: dict[str, Any], expected: list[float], make_at: Any) -> None:
-    before = Global(Weights({}, {}), ClassTable(torch.tensor([[1.0, 1.0]]), torch.ones(1)))
-    total = SimpleNamespace(weights=Weights({}, {}), P=dict(enumerate(tables(GT_23))))
+    before = ModelAndPrototypes(Weights({}, {}), ClassTable(torch.tensor([[1.0, 1.0]]), torch.ones(1)))
+    total = SeparatePrototypeUpload(weights=Weights({}, {}), P=dict(enumerate(tables(GT_23))))
     close(I2PFL(**choice).aggregate(before, total, make_at(client=None)).G.rows[0], expected)
 
 
 def test_the_first_average_is_not_mixed_with_nothing(make_at: Any) -> None:
-    before = Global(Weights({}, {}), ClassTable.empty(1, 2, torch.ones(1)))
-    total = SimpleNamespace(weights=Weights({}, {}), P=dict(enumerate(tables(GT_23))))
+    before = ModelAndPrototypes(Weights({}, {}), ClassTable.empty(1, 2, torch.ones(1)))
+    total = SeparatePrototypeUpload(weights=Weights({}, {}), P=dict(enumerate(tables(GT_23))))
     for on in ("new", "past"):
         close(I2PFL(ema_weight_on=on).aggregate(before, total, make_at(client=None)).G.rows[0], [3.35, 1.95])
 
 
 @pytest.mark.parametrize(("stale", "expected"), [("keep", [7.0, 7.0]), ("drop", [0.0, 0.0])])
 def test_a_class_nobody_sent(stale: str, expected: list[float], make_at: Any) -> None:
-    before = Global(Weights({}, {}), ClassTable(torch.tensor([[7.0, 7.0]]), torch.ones(1)))
-    total = SimpleNamespace(weights=Weights({}, {}), P=dict(enumerate(tables(GT_23, [False] * 3))))
+    before = ModelAndPrototypes(Weights({}, {}), ClassTable(torch.tensor([[7.0, 7.0]]), torch.ones(1)))
+    total = SeparatePrototypeUpload(weights=Weights({}, {}), P=dict(enumerate(tables(GT_23, [False] * 3))))
     G = I2PFL(stale_protos=stale).aggregate(before, total, make_at(client=None)).G
     close(G.rows[0], expected)
     assert G.held.tolist() == [stale == "keep"]
@@ -172,10 +174,10 @@ def test_gt_26_in_the_loss(make_at: Any, identity_net: Any) -> None:
     h, y = torch.tensor([[3.0, 4.0], [1.0, 0.0]]), torch.tensor([0, 1])
     G = ClassTable(torch.tensor([[0.0, 1.0], [1.0, 0.0]]), torch.ones(2))
     method = I2PFL(tau=0.5, lambda_inter=2.0, lambda_intra=0.0, apa_source="none")
-    terms, _ = method.loss(identity_net(), h, y, make_at(down=Global(Weights({}, {}), G)))
+    terms, _ = method.loss(identity_net(), h, y, make_at(down=ModelAndPrototypes(Weights({}, {}), G)))
     assert terms["inter"].item() == pytest.approx(2 * 0.319972, abs=1e-5)
     assert terms["intra"].item() == 0
-    nothing = Global(Weights({}, {}), ClassTable.empty(2, 2, h))
+    nothing = ModelAndPrototypes(Weights({}, {}), ClassTable.empty(2, 2, h))
     assert method.loss(identity_net(), h, y, make_at(down=nothing))[0]["inter"].item() == 0
 
 

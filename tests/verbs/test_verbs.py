@@ -20,8 +20,8 @@ from protofed.verbs import (
     finch,
     finch_centres,
     info_nce,
-    membership,
     nearest_prototype,
+    one_hot,
     pull,
     stack_tables,
 )
@@ -112,11 +112,11 @@ def test_cosine_of_zero_is_zero() -> None:
 # class means
 
 
-def test_membership_is_one_hot() -> None:
+def test_one_hot() -> None:
     y = torch.tensor([2, 0, 2])
     expected = torch.nn.functional.one_hot(y, 4).double()
-    assert torch.equal(membership(y, 4, torch.zeros(1, dtype=torch.float64)), expected)
-    assert torch.equal(torch.vmap(lambda labels: membership(labels, 4, torch.zeros(1)))(y[None])[0], expected.float())
+    assert torch.equal(one_hot(y, 4, torch.zeros(1, dtype=torch.float64)), expected)
+    assert torch.equal(torch.vmap(lambda labels: one_hot(labels, 4, torch.zeros(1)))(y[None])[0], expected.float())
 
 
 @settings(max_examples=40)

@@ -109,7 +109,7 @@ class _Attack:
             self._note_membership("weights", auc(members, outsiders))
 
     def _locate(self, rows: SentRows) -> str | None:
-        stage = self._victim.stage_of(rows, getattr(self._victim.context.method, "cut", None))
+        stage = self._victim.stage_of(rows, self._victim.context.method.cut)
         if stage is None:
             shape = "x".join(map(str, rows.rows.shape[1:]))
             self._evidence.unattacked[rows.field] = f"{rows.kind} of shape {shape}, which no stage of the model has"

@@ -8,7 +8,6 @@ nothing to round and a run can be repeated.
 
 from collections.abc import Iterator, Mapping, Sequence
 from math import ceil, log2
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -53,7 +52,7 @@ class SecureTally:
         self._carried[client] = self._grid.on(self._flat(upload), client)
         self.clients.append(client)
 
-    def total(self) -> SimpleNamespace:
+    def total(self) -> Record:
         """The averages, from the sum."""
         total = secure_sum(self._participants, self._carried, self._grid.largest, self._grid.levels)
         return averaged(self._unflat(total), self._like)

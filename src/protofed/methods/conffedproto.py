@@ -4,39 +4,26 @@ Telila, Yogenthiran. Adaptive Confidence-Based Prototype Aggregation for Federat
 2025.
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 from torch import Tensor
 
-from protofed.method import At, Method, NonNegative, Notes, Samples, Terms, knob
-from protofed.models import nothing
+from protofed.method import At, NonNegative, Notes, Samples, Terms, knob
+from protofed.methods.fedproto import ExchangesPrototypes, PrototypeUpload
 from protofed.models.net import Net
-from protofed.records import ClassTable, Mean, Record
+from protofed.records import Mean, Record
 from protofed.registry import register
 from protofed.verbs import class_means, cross_entropy, head_or_nearest, pull
 
 
-class Prototypes(Record):
-    """Server state and broadcast: G[k]."""
-
-    G: ClassTable
-
-
-class Upload(Record):
-    """P_i[k] of the classes the client holds."""
-
-    P: Mean[ClassTable]
-
-
 @register("conffedproto")
-class ConfFedProto(Method):
+class ConfFedProto(ExchangesPrototypes):
     """Personal models that exchange class means, in which a sample counts as much as the model trusts its label."""
 
     paper = (
         "Telila and Yogenthiran, Adaptive Confidence-Based Prototype Aggregation for Federated Prototype Learning, 2025"
     )
     sends_up = "confidence-weighted prototypes of the classes held, their counts"
-    sends_down = "global prototypes"
     readings = (
         "B1: Eq. 2 divides by the count, which shrinks prototypes by the mean confidence; literal (conf_normaliser).",
         "B2: the text aligns raw embeddings, the released code confidence-scaled ones; scaled (align_on).",
@@ -54,7 +41,6 @@ class ConfFedProto(Method):
             "data.merge_test": True,
         },
     }
-    shares = nothing
 
     lam: NonNegative = knob("weight of the alignment with the global prototypes", default=0.5)
     conf_normaliser: Literal["count", "confidence"] = knob(
@@ -77,10 +63,6 @@ class ConfFedProto(Method):
         """A mean that is divided by confidences is no plain mean."""
         return self.conf_normaliser == "count"
 
-    def server_state(self, net: Net, at: At) -> Prototypes:
-        """No prototype yet."""
-        return Prototypes(net.empty_table())
-
     def observe(self, net: Net, x: Tensor, y: Tensor) -> Notes:
         """Features h, logits z and the confidence c in the true label."""
         h = net.features(x)
@@ -98,7 +80,7 @@ class ConfFedProto(Method):
             "align": lam * pull(e, at.down.G, y, missing=self.missing_target),  # Eq. 3, 4
         }, seen
 
-    def upload(self, net: Net, data: Samples, at: At) -> tuple[Upload, Record]:
+    def upload(self, net: Net, data: Samples, at: At) -> tuple[PrototypeUpload, Record]:
         """Confidence-weighted class means."""
         seen = self.observations(net, data, at)
         h, c, y = seen["h"], seen["c"], seen["y"]
@@ -106,11 +88,7 @@ class ConfFedProto(Method):
             P = class_means(c * h, y, at.classes)  # Eq. 2
         else:
             P = class_means(h, y, at.classes, weight=c[:, 0])
-        return Upload(Mean(P, 1.0)), at.memory
-
-    def aggregate(self, server: Prototypes, total: Any, at: At) -> Prototypes:
-        """The plain mean over the owners of each class."""
-        return Prototypes(self.refreshed(total.P, server.G))  # Eq. 5
+        return PrototypeUpload(Mean(P, 1.0)), at.memory  # Eq. 5: the plain mean over the owners of each class
 
     def predict(self, net: Net, x: Tensor, at: At) -> Tensor:
         """By the local head, or by the nearest prototype among the client's own classes."""

@@ -4,7 +4,7 @@ Wu, Gong. Collaborative Optimization and Aggregation for Decentralized Domain Ge
 """
 
 from copy import deepcopy
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,14 +18,14 @@ from protofed.registry import register
 from protofed.verbs import cross_entropy, joined, weighted_mean
 
 
-class Ensemble(Record):
+class CopaServer(Record):
     """Server state and broadcast: the extractor phi and the head psi_j of every client."""
 
     weights: Weights
     heads: dict[str, Weights]
 
 
-class Upload(Record):
+class CopaUpload(Record):
     """A client's extractor, averaged, and its head, which is not."""
 
     weights: Mean[Weights]
@@ -33,7 +33,7 @@ class Upload(Record):
 
 
 @register("copa")
-class Copa(Method):
+class Copa(Method[CopaUpload]):
     """The extractor is averaged, heads are published: features must suit foreign heads, and all heads vote."""
 
     paper = (
@@ -64,9 +64,9 @@ class Copa(Method):
         """The model the user chose, with gated normalisation where it is asked for."""
         return _with_hybrid_norm(base) if self.hybrid_norm else base
 
-    def server_state(self, net: Net, at: At) -> Ensemble:
+    def server_state(self, net: Net, at: At) -> CopaServer:
         """The initial model; every head is the same."""
-        return Ensemble(net.pick(features), {client: net.pick(head) for client in at.clients})
+        return CopaServer(net.pick(features), {client: net.pick(head) for client in at.clients})
 
     def loss(self, net: Net, x: Tensor, y: Tensor, at: At) -> Terms:
         """The own head's cross-entropy and that of each foreign head, whose gradient reaches the extractor only."""
@@ -79,13 +79,13 @@ class Copa(Method):
             "foreign": self.foreign_weight * sum(foreign, h.new_zeros(())),
         }
 
-    def upload(self, net: Net, data: Samples, at: At) -> tuple[Upload, Record]:
+    def upload(self, net: Net, data: Samples, at: At) -> tuple[CopaUpload, Record]:
         """The trained extractor and head."""
-        return Upload(Mean(net.pick(features), self.weight(at)), Each(net.pick(head))), at.memory
+        return CopaUpload(Mean(net.pick(features), self.weight(at)), Each(net.pick(head))), at.memory
 
-    def aggregate(self, server: Ensemble, total: Any, at: At) -> Ensemble:
+    def aggregate(self, server: CopaServer, total: CopaUpload, at: At) -> CopaServer:
         """The mean extractor; the heads are replaced one by one."""
-        return Ensemble(total.weights, {**server.heads, **total.head})
+        return CopaServer(total.weights, {**server.heads, **total.head})
 
     def predict(self, net: Net, x: Tensor, at: At) -> Tensor:
         """The mean over all heads."""
@@ -93,7 +93,7 @@ class Copa(Method):
         z = torch.stack([net.using(psi_j).head(h) for psi_j in at.down.heads.values()])  # [N, n, C]
         return z.softmax(2).mean(0) if self.ensemble == "softmax" else z.mean(0).softmax(1)
 
-    def global_weights(self, server: Ensemble) -> Weights:
+    def global_weights(self, server: CopaServer) -> Weights:
         """The extractor with the mean head."""
         psi = weighted_mean(server.heads, dict.fromkeys(server.heads, 1.0))
         return joined(server.weights, psi)

@@ -5,14 +5,14 @@ Chen, Hu, Xia, Lu. Elastic Aggregation for Federated Optimization. CVPR 2023.
 
 from dataclasses import replace
 from math import ceil
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from protofed.method import At, Fraction, NonNegative, Samples, knob
-from protofed.methods.fedavg import FedAvg, Model, Upload
+from protofed.methods.fedavg import ModelUpload, SharedModel, TrainedByCrossEntropy
 from protofed.models.net import Net
 from protofed.records import Each, Mean, Record, Weights
 from protofed.registry import register
@@ -21,14 +21,20 @@ from protofed.verbs import cross_entropy, weighted_mean
 Sensitivity = dict[str, Tensor]
 
 
-class ElasticUpload(Upload):
-    """A client's model and sensitivity; a maximum over clients needs the sensitivities one by one."""
+class ElasticUpload(ModelUpload):
+    """A client's model and sensitivity."""
 
-    omega: Mean[Sensitivity] | Each[Sensitivity]
+    omega: Mean[Sensitivity]
+
+
+class SeparateElasticUpload(ModelUpload):
+    """The same with `maximum=clients`: a maximum over clients needs the sensitivities one by one."""
+
+    omega: Each[Sensitivity]
 
 
 @register("elastic")
-class Elastic(FedAvg):
+class Elastic(TrainedByCrossEntropy[ElasticUpload | SeparateElasticUpload]):
     """FedAvg whose step is stretched or damped, tensor by tensor or element by element."""
 
     paper = "Chen et al., Elastic Aggregation for Federated Optimization, CVPR 2023"
@@ -59,13 +65,18 @@ class Elastic(FedAvg):
         "relative to the largest entry, or the largest over clients", default="params"
     )
 
-    def upload(self, net: Net, data: Samples, at: At) -> tuple[ElasticUpload, Record]:
+    def server_state(self, net: Net, at: At) -> SharedModel:
+        """The initial model."""
+        return SharedModel(net.pick())
+
+    def upload(self, net: Net, data: Samples, at: At) -> tuple[ElasticUpload | SeparateElasticUpload, Record]:
         """The trained model, and the sensitivity of the received one."""
         omega = self.sensitivity(net, data, at)
         weight = self.weight(at)
-        return ElasticUpload(
-            Mean(net.pick(), weight), Mean(omega, weight) if self.maximum == "params" else Each(omega)
-        ), at.memory
+        weights = Mean(net.pick(), weight)
+        if self.maximum == "params":
+            return ElasticUpload(weights, Mean(omega, weight)), at.memory
+        return SeparateElasticUpload(weights, Each(omega)), at.memory
 
     def sensitivity(self, net: Net, data: Samples, at: At) -> Sensitivity:
         """Omega_i, a running mean of |d signal / d theta| over batches of a sample of the data."""
@@ -73,8 +84,8 @@ class Elastic(FedAvg):
         received = net.using(Weights(theta, at.start.stats))
         omega = {name: torch.zeros_like(tensor) for name, tensor in at.start.params.items()}
         x, y = (torch.cat(parts) for parts in zip(*data.batches(), strict=True))
-        chosen = torch.randperm(len(y), generator=at.rng("sensitivity"))[: ceil(self.sample * len(y))].to(y.device)
-        for batch in torch.split(chosen, at.plan.batch):
+        subset = torch.randperm(len(y), generator=at.rng("sensitivity"))[: ceil(self.sample * len(y))].to(y.device)
+        for batch in torch.split(subset, at.plan.batch):
             with net.eval():
                 F = received(x[batch])
             signal = F.pow(2).sum(1).mean() if self.signal == "output_norm" else cross_entropy(F, y[batch])
@@ -83,23 +94,26 @@ class Elastic(FedAvg):
                 omega[name] = self.mu * omega[name] + (1 - self.mu) * g.abs()
         return omega if self.level == "element" else {name: tensor.mean() for name, tensor in omega.items()}
 
-    def aggregate(self, server: Model, total: Any, at: At) -> Model:
+    def aggregate(self, server: SharedModel, total: ElasticUpload | SeparateElasticUpload, at: At) -> SharedModel:
         """theta^t + zeta (mean theta_i - theta^t)."""
-        zeta = self.zeta(total.omega, at)
+        zeta = self.zeta(*self.mean_and_maximum(total, at))
         mean = total.weights
         theta = {name: old + zeta[name] * (mean.params[name] - old) for name, old in server.weights.params.items()}
-        return Model(Weights(theta, mean.stats))
+        return SharedModel(Weights(theta, mean.stats))
 
-    def zeta(self, omega: Any, at: At) -> Sensitivity:
+    def mean_and_maximum(self, total: ElasticUpload | SeparateElasticUpload, at: At) -> tuple[Sensitivity, Sensitivity]:
+        """Omega over the clients, and max Omega: the largest entry of the mean, or the largest over clients."""
+        if isinstance(total, ElasticUpload):
+            largest = torch.stack([tensor.max() for tensor in total.omega.values()]).max()
+            return total.omega, dict.fromkeys(total.omega, largest)
+        each = list(total.omega.values())
+        maximum = {name: torch.stack([omega[name] for omega in each]).amax(0) for name in each[0]}
+        weights = {client: self.weight(replace(at, client=client)) for client in total.omega}
+        return weighted_mean(total.omega, weights), maximum
+
+    def zeta(self, omega: Sensitivity, maximum: Sensitivity) -> Sensitivity:
         """1 + tau - Omega / max Omega; 1 where nothing is sensitive."""
-        if self.maximum == "params":
-            largest = torch.stack([tensor.max() for tensor in omega.values()]).max()
-            most = dict.fromkeys(omega, largest)
-        else:
-            each = list(omega.values())
-            most = {name: torch.stack([one[name] for one in each]).amax(0) for name in each[0]}
-            omega = weighted_mean(omega, {client: self.weight(replace(at, client=client)) for client in omega})
         return {
-            name: torch.where(most[name] > 0, 1 + self.tau - tensor / most[name].clamp(min=1e-30), 1.0)
+            name: torch.where(maximum[name] > 0, 1 + self.tau - tensor / maximum[name].clamp(min=1e-30), 1.0)
             for name, tensor in omega.items()
         }

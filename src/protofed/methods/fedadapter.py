@@ -4,12 +4,13 @@ Cai, Wu, Wang, Lin, Xu. FedAdapter: Efficient Federated Learning for Modern NLP.
 compares itself with: for residual networks, and without the search for the size of the adapters.
 """
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from protofed.method import At, Method, NonNegative, Samples, Step, Terms, Whole, knob
+from protofed.method import At, Method, NonNegative, Samples, Step, Terms, U, Whole, knob
+from protofed.methods.fedavg import ModelUpload, SharedModel
 from protofed.models import Group, Split, everything, head, nothing, of_type
 from protofed.models.adapters import Adapter, with_adapters
 from protofed.models.net import Net
@@ -21,26 +22,14 @@ adapters: Group = of_type(Adapter)
 """alpha"""
 
 
-class Shared(Record):
-    """Broadcast: theta_g, the part of the model that travels."""
+class FrozenBackboneServer(Record):
+    """theta_g, which is broadcast, and the rest of the model as it was in the beginning, where it stays."""
 
-    weights: Weights
-
-
-class Server(Record):
-    """What travels, and the rest of the model as it was in the beginning, where it stays."""
-
-    shared: Shared
+    shared: SharedModel
     rest: Weights
 
 
-class Upload(Record):
-    """A client's theta_i."""
-
-    weights: Mean[Weights]
-
-
-class FrozenBackbone(Method):
+class FrozenBackbone(Method[U]):
     """What the methods of this family have in common: the backbone never moves and never travels."""
 
     trained: ClassVar[Group]
@@ -65,11 +54,11 @@ class FrozenBackbone(Method):
         """One step on the part that is not frozen."""
         return (Step(trains=self.trained),)
 
-    def server_state(self, net: Net, at: At) -> Server:
+    def server_state(self, net: Net, at: At) -> FrozenBackboneServer:
         """The initial model, in two parts."""
-        return Server(Shared(net.pick(self.shares)), net.pick(everything - self.shares))
+        return FrozenBackboneServer(SharedModel(net.pick(self.shares)), net.pick(everything - self.shares))
 
-    def broadcast(self, server: Server, at: At) -> Shared:
+    def broadcast(self, server: FrozenBackboneServer, at: At) -> SharedModel:
         """Only what is shared."""
         return server.shared
 
@@ -77,20 +66,24 @@ class FrozenBackbone(Method):
         """mu/2 |theta - theta_g|^2 over a group; before the first average there is nothing to be pulled to."""
         return proximal(net.params(group), at.down.weights.params, mu if at.round > 0 else 0.0)
 
-    def upload(self, net: Net, data: Samples, at: At) -> tuple[Record, Record]:
-        """What was trained and is shared."""
-        return Upload(Mean(net.pick(self.shares), self.weight(at))), at.memory
-
-    def aggregate(self, server: Server, total: Any, at: At) -> Server:
-        """The weighted mean."""
-        return Server(Shared(total.weights), server.rest)
-
-    def global_weights(self, server: Server) -> Weights | None:
+    def global_weights(self, server: FrozenBackboneServer) -> Weights | None:
         """The frozen backbone with the averaged rest, unless clients keep some of what they train."""
         return joined(server.shared.weights, server.rest) if self.kind == "global" else None
 
 
-class WithAdapters(FrozenBackbone):
+class AveragesShared(FrozenBackbone[ModelUpload]):
+    """All that is shared is averaged alike."""
+
+    def upload(self, net: Net, data: Samples, at: At) -> tuple[ModelUpload, Record]:
+        """theta_i, what was trained and is shared."""
+        return ModelUpload(Mean(net.pick(self.shares), self.weight(at))), at.memory
+
+    def aggregate(self, server: FrozenBackboneServer, total: ModelUpload, at: At) -> FrozenBackboneServer:
+        """The weighted mean."""
+        return FrozenBackboneServer(SharedModel(total.weights), server.rest)
+
+
+class WithAdapters(FrozenBackbone[U]):
     """The adapters' own hyper-parameters and regulariser."""
 
     reduction: Whole = knob("channels of a stage per channel of its adapter", default=16)
@@ -110,7 +103,7 @@ class WithAdapters(FrozenBackbone):
 
 
 @register("fedadapter")
-class FedAdapter(WithAdapters):
+class FedAdapter(WithAdapters[ModelUpload], AveragesShared):
     """A frozen residual network is adapted to the task by small bottlenecks, which are averaged with the head."""
 
     paper = "Cai et al., FedAdapter: Efficient Federated Learning for Modern NLP, 2022 (as used by FedAdapterProto)"

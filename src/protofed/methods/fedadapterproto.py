@@ -9,14 +9,15 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from protofed.method import At, NonNegative, Samples, Terms, Whole, knob
-from protofed.methods.fedadapter import FrozenBackbone, Server, Shared, WithAdapters, adapters
+from protofed.method import At, NonNegative, Samples, Terms, U, Whole, knob
+from protofed.methods.fedadapter import AveragesShared, FrozenBackbone, FrozenBackboneServer, WithAdapters, adapters
+from protofed.methods.fedavg import ModelUpload, SharedModel
 from protofed.models import Group, Split, part
 from protofed.models.net import Net
 from protofed.models.protopnet import prototype_layer, prototypes_of, with_prototypes
 from protofed.records import Mean, Record, Weights
 from protofed.registry import register
-from protofed.verbs import cross_entropy, joined, membership
+from protofed.verbs import cross_entropy, joined, one_hot
 
 
 class AdapterProtoUpload(Record):
@@ -26,23 +27,9 @@ class AdapterProtoUpload(Record):
     phi: Mean[Weights]
 
 
-@register("fedprototypical")
-class FedPrototypical(FrozenBackbone):
-    """A part-prototype network on a frozen backbone: a decision adds up patches that look like prototypes."""
+class PartPrototypes(FrozenBackbone[U]):
+    """The prototype layer's hyper-parameters and loss."""
 
-    paper = (
-        "Chen et al., This Looks Like That: Deep Learning for Interpretable Image Recognition, NeurIPS 2019 "
-        "(federated as in FedAdapterProto)"
-    )
-    sends_up = "weights of the prototype layer, sample count"
-    sends_down = "weights of the prototype layer"
-    readings: ClassVar[tuple[str, ...]] = (
-        "C2: the paper loads the global weights, the released code only pulls towards them; loaded (load_global).",
-        "C3: in the released code the backbone's normalisation drifts; here nothing of the backbone moves.",
-        "C6: the last layer has no bias and starts at +1 for the own class, -0.5 for the others.",
-        "L1: written on phi, meant for the weights from prototypes to other classes; the latter.",
-        "Proximal term: none is mentioned for this baseline; off (mu2).",
-    )
     trained = prototype_layer
 
     per_class: Whole = knob("prototypes of each class", default=5)
@@ -74,7 +61,7 @@ class FedPrototypical(FrozenBackbone):
         d = net.features(x, "nearest")  # min over (h, w) of |z(h,w) - p_j|^2
         labels = prototypes_of(net.model).labels
         own = labels == y[:, None]
-        others = 1 - membership(labels, at.classes, d).T  # from prototypes to the classes they are not of
+        others = 1 - one_hot(labels, at.classes, d).T  # from prototypes to the classes they are not of
         return {
             "ce": cross_entropy(net.head(d, "nearest"), y),
             "clst": self.lambda_clst * nearest(d, own),
@@ -84,8 +71,27 @@ class FedPrototypical(FrozenBackbone):
         }
 
 
+@register("fedprototypical")
+class FedPrototypical(PartPrototypes[ModelUpload], AveragesShared):
+    """A part-prototype network on a frozen backbone: a decision adds up patches that look like prototypes."""
+
+    paper = (
+        "Chen et al., This Looks Like That: Deep Learning for Interpretable Image Recognition, NeurIPS 2019 "
+        "(federated as in FedAdapterProto)"
+    )
+    sends_up = "weights of the prototype layer, sample count"
+    sends_down = "weights of the prototype layer"
+    readings: ClassVar[tuple[str, ...]] = (
+        "C2: the paper loads the global weights, the released code only pulls towards them; loaded (load_global).",
+        "C3: in the released code the backbone's normalisation drifts; here nothing of the backbone moves.",
+        "C6: the last layer has no bias and starts at +1 for the own class, -0.5 for the others.",
+        "L1: written on phi, meant for the weights from prototypes to other classes; the latter.",
+        "Proximal term: none is mentioned for this baseline; off (mu2).",
+    )
+
+
 @register("fedadapterproto")
-class FedAdapterProto(WithAdapters, FedPrototypical):
+class FedAdapterProto(WithAdapters[AdapterProtoUpload], PartPrototypes[AdapterProtoUpload]):
     """Part prototypes explain what adapters help to see: both are averaged, the backbone under them is frozen."""
 
     paper = (
@@ -143,7 +149,7 @@ class FedAdapterProto(WithAdapters, FedPrototypical):
             "prox_alpha": self.prox(net, adapters, self.mu1, at),
         }
 
-    def upload(self, net: Net, data: Samples, at: At) -> tuple[Record, Record]:
+    def upload(self, net: Net, data: Samples, at: At) -> tuple[AdapterProtoUpload, Record]:
         """alpha_i and phi_i."""
         # A client that could take no step counts as one: were there only such, the mean would have no weight at all.
         steps = max(at.taken, 1)
@@ -152,13 +158,13 @@ class FedAdapterProto(WithAdapters, FedPrototypical):
             Mean(net.pick(adapters), weight), Mean(net.pick(self.phi), self.weight(at))
         ), at.memory
 
-    def client_weights(self, server: Server, upload: Any, at: At) -> Weights:
+    def client_weights(self, server: FrozenBackboneServer, upload: Any, at: At) -> Weights:
         """The frozen backbone with alpha_i and phi_i."""
         return joined(upload.alpha.value, upload.phi.value, server.rest)
 
-    def aggregate(self, server: Server, total: Any, at: At) -> Server:
+    def aggregate(self, server: FrozenBackboneServer, total: AdapterProtoUpload, at: At) -> FrozenBackboneServer:
         """theta_g = sum (n_i / n) theta_i."""
-        return Server(Shared(joined(total.alpha, total.phi)), server.rest)
+        return FrozenBackboneServer(SharedModel(joined(total.alpha, total.phi)), server.rest)
 
 
 def nearest(d: Tensor, chosen: Tensor) -> Tensor:

@@ -3,28 +3,26 @@
 Li, Jiang, Zhang, Kamp, Dou. FedBN: Federated Learning on Non-IID Features via Local Batch Normalization. ICLR 2021.
 """
 
-from typing import Any, Literal
+from typing import Literal
 
-from torch import Tensor
-
-from protofed.method import At, Method, Samples, Terms, knob
-from protofed.methods.fedavg import Model, Upload
+from protofed.method import At, Samples, knob
+from protofed.methods.fedavg import ModelUpload, SharedModel, TrainedByCrossEntropy
 from protofed.models import Group, everything, normalisation
 from protofed.models.net import Net
 from protofed.records import Mean, Record, Weights
 from protofed.registry import register
-from protofed.verbs import cross_entropy, joined, named_as
+from protofed.verbs import joined, named_as
 
 
-class Server(Record):
+class FedBNServer(Record):
     """The shared part, and the clients' mean normalisation where it is collected."""
 
-    shared: Model
+    shared: SharedModel
     norms: Weights
 
 
 @register("fedbn")
-class FedBN(Method):
+class FedBN(TrainedByCrossEntropy[ModelUpload]):
     """Each client's normalisation layers, their running statistics included, adapt to its own domain."""
 
     paper = "Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, ICLR 2021"
@@ -49,28 +47,24 @@ class FedBN(Method):
         """What the server averages."""
         return everything if self.global_bn == "mean" else self.shares
 
-    def server_state(self, net: Net, at: At) -> Server:
+    def server_state(self, net: Net, at: At) -> FedBNServer:
         """The initial model."""
-        return Server(Model(net.pick(self.shares)), net.pick(self.uploads - self.shares))
+        return FedBNServer(SharedModel(net.pick(self.shares)), net.pick(self.uploads - self.shares))
 
-    def broadcast(self, server: Server, at: At) -> Model:
+    def broadcast(self, server: FedBNServer, at: At) -> SharedModel:
         """The shared part."""
         return server.shared
 
-    def loss(self, net: Net, x: Tensor, y: Tensor, at: At) -> Terms:
-        """Cross-entropy."""
-        return {"ce": cross_entropy(net(x), y)}
-
-    def upload(self, net: Net, data: Samples, at: At) -> tuple[Upload, Record]:
+    def upload(self, net: Net, data: Samples, at: At) -> tuple[ModelUpload, Record]:
         """The trained model without its normalisation."""
-        return Upload(Mean(net.pick(self.uploads), self.weight(at))), at.memory
+        return ModelUpload(Mean(net.pick(self.uploads), self.weight(at))), at.memory
 
-    def aggregate(self, server: Server, total: Any, at: At) -> Server:
+    def aggregate(self, server: FedBNServer, total: ModelUpload, at: At) -> FedBNServer:
         """The weighted mean."""
         shared, norms = (named_as(like, total.weights) for like in (server.shared.weights, server.norms))
-        return Server(Model(shared), norms)
+        return FedBNServer(SharedModel(shared), norms)
 
-    def global_weights(self, server: Server) -> Weights | None:
+    def global_weights(self, server: FedBNServer) -> Weights | None:
         """The shared part with the mean normalisation, where that was collected."""
         if self.global_bn == "none":
             return None

@@ -7,35 +7,33 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from protofed.method import At, Method, Positive, Samples, Step, Terms, knob
-from protofed.methods.fedavg import Model, Upload
+from protofed.method import At, Positive, Samples, Step, Terms, knob
+from protofed.methods.fedavg import KeepsServerState, ModelUpload, ServerWithModel, SharedModel
 from protofed.models.net import Net
 from protofed.records import Mean, Record, Weights
 from protofed.registry import register
-from protofed.verbs import cross_entropy, inner, proximal, zeros
+from protofed.verbs import cross_entropy, inner_product, proximal, zeros_like
 
 
-class Server(Record):
+class FedDynServer(ServerWithModel):
     """The model that is sent, the mean of the clients' models it is made of, and the correction h."""
 
-    model: Model
     mean: Weights
     h: dict[str, Tensor]
 
 
-class Memory(Record):
+class FedDynMemory(Record):
     """The client's gradient so far, lambda_i."""
 
     lam: dict[str, Tensor]
 
 
 @register("feddyn")
-class FedDyn(Method):
+class FedDyn(KeepsServerState[ModelUpload]):
     """Clients remember the gradient at which they stopped, and the server corrects the mean by what they all left."""
 
     paper = "Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021"
     sends_up = "weights"
-    sends_down = "weights"
     separable = True
     readings = (
         "The means are plain; a client's size enters through alpha_i = alpha / (N n_i / n), as in the authors' code, "
@@ -60,42 +58,39 @@ class FedDyn(Method):
             return self.alpha
         return self.alpha * sum(at.clients.values()) / (len(at.clients) * at.size)
 
-    def server_state(self, net: Net, at: At) -> Server:
+    def server_state(self, net: Net, at: At) -> FedDynServer:
         """The initial model, h = 0."""
-        return Server(Model(net.pick()), net.pick(), zeros(net.params()))
+        return FedDynServer(SharedModel(net.pick()), net.pick(), zeros_like(net.params()))
 
-    def client_state(self, net: Net, at: At) -> Memory:
+    def client_state(self, net: Net, at: At) -> FedDynMemory:
         """lambda_i = 0."""
-        return Memory(zeros(net.params()))
-
-    def broadcast(self, server: Server, at: At) -> Model:
-        """The model."""
-        return server.model
+        return FedDynMemory(zeros_like(net.params()))
 
     def loss(self, net: Net, x: Tensor, y: Tensor, at: At) -> Terms:
         """CE - <lambda_i, theta> + (alpha_i / 2) |theta - theta^t|^2."""
         return {
             "ce": cross_entropy(net(x), y),
-            "linear": -inner(net.params(), at.memory.lam),
+            "linear": -inner_product(net.params(), at.memory.lam),
             "proximal": proximal(net.params(), at.start.params, self.alpha_of(at)),
         }
 
-    def upload(self, net: Net, data: Samples, at: At) -> tuple[Upload, Memory]:
+    def upload(self, net: Net, data: Samples, at: At) -> tuple[ModelUpload, FedDynMemory]:
         """The trained model; lambda_i <- lambda_i - alpha_i (theta_i - theta^t)."""
         theta_i, alpha = net.pick(), self.alpha_of(at)
         lam = {
             name: old - alpha * (theta_i.params[name] - at.start.params[name]) for name, old in at.memory.lam.items()
         }
-        return Upload(Mean(theta_i, 1.0)), Memory(lam)
+        return ModelUpload(Mean(theta_i, 1.0)), FedDynMemory(lam)
 
-    def aggregate(self, server: Server, total: Any, at: At) -> Server:
+    def aggregate(self, server: FedDynServer, total: ModelUpload, at: At) -> FedDynServer:
         """h <- h - (alpha / N) sum (theta_i - theta^t), theta = mean theta_i - h / alpha."""
         theta, mean = server.model.weights.params, total.weights.params
         share = len(at.participants) / len(at.clients)  # |S_t| / N
         h = {name: old - self.alpha * share * (mean[name] - theta[name]) for name, old in server.h.items()}
         corrected = {name: tensor - h[name] / self.alpha for name, tensor in mean.items()}
-        return Server(Model(Weights(corrected, total.weights.stats)), total.weights, h)
+        return FedDynServer(SharedModel(Weights(corrected, total.weights.stats)), total.weights, h)
 
-    def global_weights(self, server: Server) -> Weights:
+    def global_weights(self, server: Any) -> Weights:
         """The server's model, or the mean of the clients'."""
-        return server.model.weights if self.eval_model == "server" else server.mean
+        mean: Weights = server.mean
+        return mean if self.eval_model == "mean_clients" else super().global_weights(server)

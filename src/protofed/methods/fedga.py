@@ -3,29 +3,28 @@
 Zhang, Xu, Yao, Wang. Federated Domain Generalization with Generalization Adjustment. CVPR 2023.
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from protofed.method import At, Fraction, Method, Samples, Terms, knob
-from protofed.methods.fedavg import Model
+from protofed.method import At, Fraction, Samples, knob
+from protofed.methods.fedavg import KeepsServerState, ServerWithModel, SharedModel
 from protofed.models.net import Net
 from protofed.records import Each, Record, Weights
 from protofed.registry import register
 from protofed.verbs import cross_entropy, weighted_mean
 
 
-class Server(Record):
+class FedGAServer(ServerWithModel):
     """The model and, for every client: its weight a_i, and the risk its own model had, where it trained last round."""
 
-    model: Model
     a: Tensor  # [N]
     before: Tensor  # [N]
     trained: Tensor  # [N] booleans
 
 
-class Upload(Record):
+class FedGAUpload(Record):
     """A client's model, and the risk on its validation samples of the model it received and of the one it trained."""
 
     weights: Each[Weights]
@@ -34,12 +33,11 @@ class Upload(Record):
 
 
 @register("fedga")
-class FedGA(Method):
+class FedGA(KeepsServerState[FedGAUpload]):
     """The generalisation gap, how much worse the average does on a client's data than its own model, sets weights."""
 
     paper = "Zhang et al., Federated Domain Generalization with Generalization Adjustment, CVPR 2023"
     sends_up = "weights, two validation figures"
-    sends_down = "weights"
     readings = (
         "The averaged model is measured by the clients that receive it in the next round, before anything is averaged "
         "there: the same weights as with a second exchange. They depend on all gaps, so models arrive one by one.",
@@ -59,25 +57,17 @@ class FedGA(Method):
     metric: Literal["loss", "accuracy"] = knob("what the gap is measured in", default="loss")
     center: bool = knob("take the mean gap off first", default=False)
 
-    def server_state(self, net: Net, at: At) -> Server:
+    def server_state(self, net: Net, at: At) -> FedGAServer:
         """The initial model, equal weights, no gap."""
         N = len(at.clients)
         zeros = torch.zeros(N, dtype=torch.float64)
-        return Server(Model(net.pick()), zeros + 1 / N, zeros, torch.zeros(N, dtype=torch.bool))
+        return FedGAServer(SharedModel(net.pick()), zeros + 1 / N, zeros, torch.zeros(N, dtype=torch.bool))
 
-    def broadcast(self, server: Server, at: At) -> Model:
-        """The model."""
-        return server.model
-
-    def loss(self, net: Net, x: Tensor, y: Tensor, at: At) -> Terms:
-        """Cross-entropy."""
-        return {"ce": cross_entropy(net(x), y)}
-
-    def upload(self, net: Net, data: Samples, at: At) -> tuple[Upload, Record]:
+    def upload(self, net: Net, data: Samples, at: At) -> tuple[FedGAUpload, Record]:
         """The trained model; what was received is last round's average, whose "after" is measured only now."""
-        checked = data if data.validation is None else data.validation
-        received, trained = self.risk(net.using(at.start), checked), self.risk(net, checked)
-        return Upload(Each(net.pick()), Each(received), Each(trained)), at.memory
+        validation = data if data.validation is None else data.validation
+        received, trained = self.risk(net.using(at.start), validation), self.risk(net, validation)
+        return FedGAUpload(Each(net.pick()), Each(received), Each(trained)), at.memory
 
     @torch.no_grad()
     def risk(self, net: Net, data: Samples) -> Tensor:
@@ -87,15 +77,15 @@ class FedGA(Method):
         z, y = torch.cat([z for z, _ in seen]).double(), torch.cat([y for _, y in seen])
         return cross_entropy(z, y) if self.metric == "loss" else (z.argmax(1) != y).double().mean()
 
-    def aggregate(self, server: Server, total: Any, at: At) -> Server:
+    def aggregate(self, server: FedGAServer, total: FedGAUpload, at: At) -> FedGAServer:
         """Last round's gaps adjust the weights, with which this round's models are averaged."""
-        here = torch.tensor([client in total.weights for client in at.clients])
+        participates = torch.tensor([client in total.weights for client in at.clients])
         after, before = _by_client(total.received, at), _by_client(total.trained, at)
-        a = self.adjusted(server.a, after - server.before, here & server.trained, at)
+        a = self.adjusted(server.a, after - server.before, participates & server.trained, at)
         shares = dict(zip(at.clients, a.tolist(), strict=True))
         if not any(shares[client] for client in total.weights):
             shares = dict.fromkeys(shares, 1.0)
-        return Server(Model(weighted_mean(total.weights, shares)), a, before, here)
+        return FedGAServer(SharedModel(weighted_mean(total.weights, shares)), a, before, participates)
 
     def adjusted(self, a: Tensor, gap: Tensor, known: Tensor, at: At) -> Tensor:
         """a_i <- clip(a_i + s G_i / max |G|, 0, 1), renormalised, for the gaps of the round before this one."""
@@ -107,10 +97,6 @@ class FedGA(Method):
         largest = G.abs().max()
         raised = (a + s * G / largest).clamp(0, 1)
         return raised / raised.sum() if largest > 0 and raised.sum() > 0 else a
-
-    def global_weights(self, server: Server) -> Weights:
-        """The model."""
-        return server.model.weights
 
 
 def _by_client(values: dict[str, Tensor], at: At) -> Tensor:

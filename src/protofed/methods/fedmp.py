@@ -8,14 +8,14 @@ import logging
 from collections.abc import Iterable
 from dataclasses import replace
 from math import ceil, prod
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from protofed.errors import UserError
-from protofed.method import At, Fraction, Method, Notes, Plan, Samples, Terms, epochs_in, knob
+from protofed.method import At, FeatureTraffic, Fraction, Method, Notes, Plan, Samples, Terms, epochs_in, knob
 from protofed.models import Split, model_names
 from protofed.models.net import Net
 from protofed.records import ClassTable, Each, Features, Mean, Record, Weights
@@ -28,7 +28,7 @@ BANK_BYTES = 512 * 2**20
 """Largest bank of embeddings on the server: one embedding of stage 1 of a ResNet-50 at 256 pixels takes 4 MB."""
 
 
-class Server(Record):
+class FedMPServer(Record):
     """The model, the latest embeddings of every client, their smoothed class centres, and the class prototypes."""
 
     weights: Weights
@@ -37,7 +37,7 @@ class Server(Record):
     p: ClassTable
 
 
-class Down(Record):
+class FedMPBroadcast(Record):
     """The model, the prototypes, and a sample U of other clients' embeddings."""
 
     weights: Weights
@@ -45,7 +45,7 @@ class Down(Record):
     U: Features
 
 
-class Upload(Record):
+class FedMPUpload(Record):
     """A client's model, and the embeddings of its last epoch, which the server hands on one by one."""
 
     weights: Mean[Weights]
@@ -53,7 +53,7 @@ class Upload(Record):
 
 
 @register("fedmp")
-class FedMP(Method):
+class FedMP(Method[FedMPUpload]):
     """A global model against feature skew: the part of the network after `stage` also learns from other clients'
     embeddings (SFMC), the part before it turns features towards global class prototypes (cPGMA)."""
 
@@ -129,15 +129,15 @@ class FedMP(Method):
         each = prod(like.shape[1:]) * like.element_size()
         return min(self.upload_per_client, max(1, BANK_BYTES // (each * len(at.clients))))
 
-    def server_state(self, net: Net, at: At) -> Server:
+    def server_state(self, net: Net, at: At) -> FedMPServer:
         """The initial model; no embedding and no prototype yet."""
         like = next(iter(net.params().values())).detach()
         shape = net.model.feature_shape(at.image_shape, self.cut)
         none = Features(like.new_zeros(0, *shape), torch.zeros(0, dtype=torch.long, device=like.device), at.classes)
         empty = ClassTable.empty(at.classes, prod(shape), like)
-        return Server(net.pick(), dict.fromkeys(at.clients, none), dict.fromkeys(at.clients, empty), empty)
+        return FedMPServer(net.pick(), dict.fromkeys(at.clients, none), dict.fromkeys(at.clients, empty), empty)
 
-    def broadcast(self, server: Server, at: At) -> Down:
+    def broadcast(self, server: FedMPServer, at: At) -> FedMPBroadcast:
         """With embeddings drawn uniformly, without replacement, from the other clients' bank."""
         sizes = [len(U.labels) if self.sfmc and client != at.client else 0 for client, U in server.bank.items()]
         chosen = torch.zeros(sum(sizes), dtype=torch.bool)
@@ -146,7 +146,7 @@ class FedMP(Method):
         picked = [(U, part.nonzero()[:, 0]) for U, part in parts]
         rows = torch.cat([U.rows[pick] for U, pick in picked])
         labels = torch.cat([U.labels[pick] for U, pick in picked])
-        return Down(server.weights, server.p, Features(rows, labels, at.classes))
+        return FedMPBroadcast(server.weights, server.p, Features(rows, labels, at.classes))
 
     def draw(self, y: Tensor, at: At, rng: torch.Generator) -> dict[str, Tensor]:
         """One batch of the received embeddings; and which of the client's own to keep for its upload.
@@ -162,6 +162,10 @@ class FedMP(Method):
     def quota(self, at: At) -> int:
         """How many embeddings this client sends this round."""
         return self.room(at.down.U.rows, at)
+
+    def traffic(self, at: At) -> FeatureTraffic:
+        """Embeddings go both ways; without SFMC nobody is sent any."""
+        return FeatureTraffic(self.quota(at), self.download_per_client if self.sfmc else 0)
 
     def loss(self, net: Net, x: Tensor, y: Tensor, at: At) -> tuple[Terms, Notes]:
         """Eq. 1."""
@@ -202,14 +206,14 @@ class FedMP(Method):
         """The embeddings."""
         return {"u": net.features(x, self.cut), "y": y}
 
-    def upload(self, net: Net, data: Samples, at: At) -> tuple[Upload, Record]:
+    def upload(self, net: Net, data: Samples, at: At) -> tuple[FedMPUpload, Record]:
         """The model, and embeddings drawn uniformly without replacement."""
         seen = self.observations(net, data, at)
         pick = torch.randperm(len(seen["y"]), generator=at.rng("embeddings"))[: self.quota(at)].to(seen["y"].device)
         U = Features(seen["u"][pick], seen["y"][pick], at.classes)
-        return Upload(Mean(net.pick(), self.weight(at)), Each(U)), at.memory
+        return FedMPUpload(Mean(net.pick(), self.weight(at)), Each(U)), at.memory
 
-    def aggregate(self, server: Server, total: Any, at: At) -> Server:
+    def aggregate(self, server: FedMPServer, total: FedMPUpload, at: At) -> FedMPServer:
         """Averaged weights; the bank renewed; centres and prototypes smoothed over rounds."""
         sent = {client: class_means(U.rows.flatten(1), U.labels, at.classes) for client, U in total.U.items()}
         none = ClassTable.empty(at.classes, server.p.rows.shape[1], like=server.p.rows)
@@ -218,7 +222,7 @@ class FedMP(Method):
             for client, old in server.zbar.items()
         }
         p = owners_mean(zbar.values(), [at.clients[client] for client in zbar])
-        return Server(
+        return FedMPServer(
             total.weights,
             {**server.bank, **total.U},
             zbar,

@@ -3,48 +3,32 @@
 Fan, Yao, Zhang, Zhang, Wang. Federated Learning under Partially Class-Disjoint Data via Manifold Reshaping. TMLR 2023.
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from protofed.method import At, Method, NonNegative, Notes, Samples, Terms, knob
+from protofed.methods.fedavg import ModelUpload, SharedModel
+from protofed.methods.fedproto import ModelAndPrototypes
+from protofed.methods.fpl import SeparatePrototypeUpload
 from protofed.models.net import Net
-from protofed.records import ClassTable, Each, Mean, Record, Weights
+from protofed.records import ClassTable, Each, Mean, Record
 from protofed.registry import register
-from protofed.verbs import class_means, cross_entropy, membership, stack_tables
+from protofed.verbs import class_means, cross_entropy, one_hot, stack_tables
 
 
-class Model(Record):
-    """Server state and broadcast where only the spread inside classes is shaped: the model."""
-
-    weights: Weights
-
-
-class Global(Model):
+class ModelAndMargins(ModelAndPrototypes):
     """Server state and broadcast: the model, the class means G and the margins D.
 
     D has one row per pair of classes, held where a client owns both.
     """
 
-    G: ClassTable
     D: ClassTable
 
 
-class ModelUpload(Record):
-    """A client's model."""
-
-    weights: Mean[Weights]
-
-
-class Upload(ModelUpload):
-    """A client's model and class means; a margin is a distance between two means of the same client."""
-
-    P: Each[ClassTable]
-
-
 @register("fedmr")
-class FedMR(Method):
+class FedMR(Method[ModelUpload]):
     """A global model for clients that hold different classes: features of a class are decorrelated, so that they do not
     collapse, and kept nearer to their own global class mean than to the others."""
 
@@ -66,12 +50,12 @@ class FedMR(Method):
         "both terms, or the first alone with FedAvg's messages", default="full"
     )
 
-    def server_state(self, net: Net, at: At) -> Model:
+    def server_state(self, net: Net, at: At) -> SharedModel:
         """The initial model, no class mean and no margin yet."""
         if self.variant == "intra_only":
-            return Model(net.pick())
+            return SharedModel(net.pick())
         G = net.empty_table()
-        return Global(net.pick(), G, ClassTable.empty(at.classes * (at.classes - 1) // 2, 1, like=G.rows))
+        return ModelAndMargins(net.pick(), G, ClassTable.empty(at.classes * (at.classes - 1) // 2, 1, like=G.rows))
 
     def loss(self, net: Net, x: Tensor, y: Tensor, at: At) -> tuple[Terms, Notes]:
         """CE + mu_intra L_intra + mu_inter L_inter."""
@@ -90,20 +74,22 @@ class FedMR(Method):
         if self.variant == "intra_only":
             return ModelUpload(weights), at.memory
         seen = self.observations(net, data, at)
-        return Upload(weights, Each(class_means(seen["h"], seen["y"], at.classes))), at.memory
+        P = class_means(seen["h"], seen["y"], at.classes)
+        # One by one: a margin is a distance between two means of the same client.
+        return SeparatePrototypeUpload(weights, Each(P)), at.memory
 
-    def aggregate(self, server: Any, total: Any, at: At) -> Model:
+    def aggregate(self, server: SharedModel, total: ModelUpload, at: At) -> SharedModel:
         """Averaged weights; the means over all samples, and the margins over the clients that own both classes."""
-        if self.variant == "intra_only":
-            return Model(total.weights)
+        if not (isinstance(server, ModelAndMargins) and isinstance(total, SeparatePrototypeUpload)):
+            return SharedModel(total.weights)  # variant=intra_only
         tables = list(total.P.values())
         G, D = global_means(tables), margins(tables)
-        return Global(total.weights, self.refreshed(G, server.G), self.refreshed(D, server.D))
+        return ModelAndMargins(total.weights, self.refreshed(G, server.G), self.refreshed(D, server.D))
 
 
 def decorrelation(h: Tensor, y: Tensor, classes: int) -> Tensor:
     """L_intra: mean squared off-diagonal entry of C = Z'Z of each class, over the samples of classes that have two."""
-    member = membership(y, classes, h)
+    member = one_hot(y, classes, h)
     count = member.sum(0)
     used = (count[y] > 1).to(h.dtype)
     centred = h - class_means(h, y, classes).rows[y]

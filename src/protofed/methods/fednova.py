@@ -10,39 +10,38 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protofed.method import At, Fraction, Method, NonNegative, Plan, Samples, Terms, knob
-from protofed.methods.fedavg import Model
+from protofed.method import At, Fraction, NonNegative, Plan, Samples, Terms, knob
+from protofed.methods.fedavg import KeepsServerState, ServerWithModel, SharedModel
 from protofed.models.net import Net
 from protofed.records import Mean, Record, Weights
 from protofed.registry import register
-from protofed.verbs import cross_entropy, proximal, zeros
+from protofed.verbs import cross_entropy, proximal, zeros_like
 
 log = logging.getLogger("protofed")
 
 
-class Server(Record):
+class FedNovaServer(ServerWithModel):
     """The model, and the server's momentum."""
 
-    model: Model
     momentum: dict[str, Tensor]
 
 
-class Upload(Record):
-    """The normalised change d_i (running statistics as they are) and the steps that count, both weighted by n_i."""
+class FedNovaUpload(Record):
+    """The normalised change d_i (running statistics as they are) and a term of tau_eff, both weighted by n_i."""
 
     changes = frozenset({"d"})
 
     d: Mean[Weights]
     steps: Mean[Tensor]
+    """The term of tau_eff, see `tau_eff_term`; the divisor of d_i, which may be another number, does not travel."""
 
 
 @register("fednova")
-class FedNova(Method):
+class FedNova(KeepsServerState[FedNovaUpload]):
     """A client that takes more steps than others no longer pulls the average towards its own optimum."""
 
     paper = "Wang et al., Tackling the Objective Inconsistency Problem in Federated Optimization, NeurIPS 2020"
     sends_up = "normalised change of the weights, effective number of steps, sample count"
-    sends_down = "weights"
     separable = True
     readings = (
         "tau_i counts optimiser steps; a benchmark that counts epochs makes it FedAvg.",
@@ -59,26 +58,22 @@ class FedNova(Method):
             log.warning("fednova: under Adam the effective number of steps is taken to be the number of steps")
         return plan
 
-    def server_state(self, net: Net, at: At) -> Server:
+    def server_state(self, net: Net, at: At) -> FedNovaServer:
         """The initial model at rest."""
-        return Server(Model(net.pick()), zeros(net.params()))
-
-    def broadcast(self, server: Server, at: At) -> Model:
-        """The model."""
-        return server.model
+        return FedNovaServer(SharedModel(net.pick()), zeros_like(net.params()))
 
     def loss(self, net: Net, x: Tensor, y: Tensor, at: At) -> Terms:
         """Cross-entropy, and the proximal term where it is asked for."""
         terms = {"ce": cross_entropy(net(x), y)}
         return {**terms, "proximal": proximal(net.params(), at.start.params, self.mu)} if self.mu else terms
 
-    def upload(self, net: Net, data: Samples, at: At) -> tuple[Upload, Record]:
+    def upload(self, net: Net, data: Samples, at: At) -> tuple[FedNovaUpload, Record]:
         """d_i = (theta^t - theta_i) / a_i."""
         theta_i, a = net.pick(), self.effective_steps(at.taken, at)
         d = {name: (at.start.params[name] - tensor) / a for name, tensor in theta_i.params.items()}
-        steps = torch.tensor(at.taken if self.mu else a, dtype=torch.float64)
+        term = torch.tensor(self.tau_eff_term(at.taken, at), dtype=torch.float64)
         weight = self.weight(at)
-        return Upload(Mean(Weights(d, theta_i.stats), weight), Mean(steps, weight)), at.memory
+        return FedNovaUpload(Mean(Weights(d, theta_i.stats), weight), Mean(term, weight)), at.memory
 
     def effective_steps(self, taken: int, at: At) -> float:
         """a_i: how many steps of length lr a constant unit gradient would have gone; 1 where no step was taken."""
@@ -86,26 +81,29 @@ class FedNova(Method):
             return max(taken, 1)
         return max(_counted_steps(taken, at.plan.momentum, at.lr * self.mu), 1.0)
 
-    def client_weights(self, server: Server, upload: Any, at: At) -> Weights:
+    def tau_eff_term(self, taken: int, at: At) -> float:
+        """What a client adds to tau_eff: a_i, or with a proximal term the plain number of steps, tau_i."""
+        return taken if self.mu else self.effective_steps(taken, at)
+
+    def divisor(self, term: float, at: At) -> float:
+        """a_i, by which d_i was divided, for a client with this term of tau_eff."""
+        return self.effective_steps(round(term), at) if self.mu else term
+
+    def client_weights(self, server: FedNovaServer, upload: Any, at: At) -> Weights:
         """theta_i = theta - a_i d_i."""
-        d, steps = upload.d.value, float(upload.steps.value)
-        a = self.effective_steps(round(steps), at) if self.mu else steps
+        d, a = upload.d.value, self.divisor(float(upload.steps.value), at)
         theta = server.model.weights.params
         return Weights({name: theta[name] - a * change for name, change in d.params.items()}, d.stats)
 
-    def aggregate(self, server: Server, total: Any, at: At) -> Server:
+    def aggregate(self, server: FedNovaServer, total: FedNovaUpload, at: At) -> FedNovaServer:
         """theta - tau_eff sum p_i d_i, through the server's momentum."""
         tau_eff = float(total.steps)
-        kept = {  # buf <- gmf buf + change / eta
+        momentum = {  # buf <- gmf buf + change / eta
             name: self.server_momentum * old + tau_eff / at.lr * total.d.params[name]
             for name, old in server.momentum.items()
         }
-        theta = {name: tensor - at.lr * kept[name] for name, tensor in server.model.weights.params.items()}
-        return Server(Model(Weights(theta, total.d.stats)), kept)
-
-    def global_weights(self, server: Server) -> Weights:
-        """The model."""
-        return server.model.weights
+        theta = {name: tensor - at.lr * momentum[name] for name, tensor in server.model.weights.params.items()}
+        return FedNovaServer(SharedModel(Weights(theta, total.d.stats)), momentum)
 
 
 def _counted_steps(steps: int, rho: float, e: float) -> float:

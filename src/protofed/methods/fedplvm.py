@@ -4,37 +4,31 @@ Wang, Chen, Zhang, Liu, Zhu. Taming Cross-Domain Representation Variance in Fede
 Heterogeneous Data Domains. NeurIPS 2024.
 """
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from protofed.method import At, Method, NonNegative, Notes, Positive, Samples, Terms, knob
+from protofed.method import At, NonNegative, Notes, Positive, Samples, Terms, knob
+from protofed.methods.fedavg import ModelUpload
+from protofed.methods.fpl import ClustersPrototypes, ModelAndClusters
 from protofed.models.net import Net
-from protofed.records import ClassTable, Each, Mean, PrototypeSet, Record, Weights
+from protofed.records import Each, Mean, PrototypeSet, Record
 from protofed.registry import register
 from protofed.verbs import class_clusters, cluster_means, cosine, cross_entropy, set_contrast
 
 Exponent = Annotated[float, Field(gt=0, le=1)]
 
 
-class Global(Record):
-    """Server state and broadcast: the model and the global clusters C[k]."""
-
-    weights: Weights
-    C: PrototypeSet
-
-
-class Upload(Record):
+class FedPLVMUpload(ModelUpload):
     """A client's model and the cluster centres of its features, as many per class as FINCH finds."""
 
-    weights: Mean[Weights]
     C: Each[PrototypeSet]
 
 
 @register("fedplvm")
-class FedPLVM(Method):
+class FedPLVM(ClustersPrototypes[FedPLVMUpload]):
     """A global model against domain shift: a client whose features vary much sends more prototypes than one whose
     features do not, and the server clusters them all once more."""
 
@@ -60,10 +54,6 @@ class FedPLVM(Method):
     lam: NonNegative = knob("weight of both prototype terms", default=100.0)
     cos_floor: Positive = knob("smallest cosine that is raised to the power alpha", default=1e-6)
 
-    def server_state(self, net: Net, at: At) -> Global:
-        """The initial model, no prototype yet."""
-        return Global(net.pick(), net.empty_set())
-
     def loss(self, net: Net, x: Tensor, y: Tensor, at: At) -> tuple[Terms, Notes]:
         """L = CE + lambda (L_alpha + L_corr)."""
         h = net.features(x)
@@ -78,21 +68,17 @@ class FedPLVM(Method):
         s = cosine(h, C.rows).clamp(self.cos_floor, 1.0).pow(self.alpha)
         return set_contrast(s / self.tau, C, y)
 
-    def upload(self, net: Net, data: Samples, at: At) -> tuple[Upload, Record]:
+    def upload(self, net: Net, data: Samples, at: At) -> tuple[FedPLVMUpload, Record]:
         """The model and the clusters of the features of each class."""
         seen = self.observations(net, data, at)
         C = class_clusters(seen["h"], seen["y"], at.classes)
-        return Upload(Mean(net.pick(), self.weight(at)), Each(C)), at.memory
+        return FedPLVMUpload(Mean(net.pick(), self.weight(at)), Each(C)), at.memory
 
-    def aggregate(self, server: Global, total: Any, at: At) -> Global:
+    def aggregate(self, server: ModelAndClusters, total: FedPLVMUpload, at: At) -> ModelAndClusters:
         """Averaged weights; C[k], FINCH's clusters of all clients' centres of class k."""
         rows = torch.cat([C.rows for C in total.C.values()])
         labels = torch.cat([C.labels for C in total.C.values()])
-        return Global(total.weights, self.refreshed(class_clusters(rows, labels, at.classes), server.C))
-
-    def global_prototypes(self, server: Global) -> ClassTable:
-        """A[k], the mean of the clusters of each class."""
-        return cluster_means(server.C)
+        return ModelAndClusters(total.weights, self.refreshed(class_clusters(rows, labels, at.classes), server.C))
 
 
 def correction(h: Tensor, C: PrototypeSet, y: Tensor) -> Tensor:

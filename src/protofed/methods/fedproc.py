@@ -4,31 +4,18 @@ Mu, Shen, Cheng, Geng, Fu, Zhang, Zhang. FedProc: Prototypical Contrastive Feder
 Generation Computer Systems 2023.
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 from torch import Tensor, nn
 from torch.nn import functional
 
 from protofed.method import At, Method, Notes, Samples, Terms, Whole, knob
+from protofed.methods.fedproto import ModelAndPrototypes, ModelAndPrototypeUpload
 from protofed.models import Split, with_projection
 from protofed.models.net import Net
-from protofed.records import ClassTable, Mean, Record, Weights
+from protofed.records import Mean, Record
 from protofed.registry import register
 from protofed.verbs import class_means, cross_entropy, info_nce
-
-
-class Global(Record):
-    """Server state and broadcast: the model and the global class means G."""
-
-    weights: Weights
-    G: ClassTable
-
-
-class Upload(Record):
-    """A client's model, and its class means with their counts, which amount to sums."""
-
-    weights: Mean[Weights]
-    P: Mean[ClassTable]
 
 
 class UnitLength(nn.Module):
@@ -45,7 +32,7 @@ def unit(h: Tensor) -> Tensor:
 
 
 @register("fedproc")
-class FedProc(Method):
+class FedProc(Method[ModelAndPrototypeUpload]):
     """A global model that first learns where its classes lie, by contrast with the class means of all clients, and then
     more and more to tell them apart."""
 
@@ -74,9 +61,9 @@ class FedProc(Method):
         """Backbone -> Linear -> ReLU -> Linear -> unit length -> classifier, where a projection is wanted."""
         return base if self.projection == "none" else with_projection(base, int(self.projection), UnitLength())
 
-    def server_state(self, net: Net, at: At) -> Global:
+    def server_state(self, net: Net, at: At) -> ModelAndPrototypes:
         """The initial model, no class mean yet."""
-        return Global(net.pick(), net.empty_table())
+        return ModelAndPrototypes(net.pick(), net.empty_table())
 
     def ce_share(self, at: At) -> float:
         """a_t = min(1, t / T), and 1 in round 0, which has no class means."""
@@ -95,12 +82,12 @@ class FedProc(Method):
             "con": (1 - a) * info_nce(h, at.down.G, y, tau=1.0),  # the cosine normalises h and G[k]
         }, {"h": unit(h), "y": y}
 
-    def upload(self, net: Net, data: Samples, at: At) -> tuple[Upload, Record]:
+    def upload(self, net: Net, data: Samples, at: At) -> tuple[ModelAndPrototypeUpload, Record]:
         """The model and its class means."""
         seen = self.observations(net, data, at)
         P = class_means(seen["h"], seen["y"], at.classes)
-        return Upload(Mean(net.pick(), self.weight(at)), Mean(P, P.count)), at.memory
+        return ModelAndPrototypeUpload(Mean(net.pick(), self.weight(at)), Mean(P, P.count)), at.memory
 
-    def aggregate(self, server: Global, total: Any, at: At) -> Global:
+    def aggregate(self, server: ModelAndPrototypes, total: ModelAndPrototypeUpload, at: At) -> ModelAndPrototypes:
         """Averaged weights; the exact means over all samples of all clients."""
-        return Global(total.weights, self.refreshed(total.P, server.G))
+        return ModelAndPrototypes(total.weights, self.refreshed(total.P, server.G))

@@ -4,28 +4,28 @@ Tan, Long, Liu, Zhou, Lu, Jiang, Zhang. FedProto: Federated Prototype Learning a
 The form with averaged models is the one in the tables of FPL (CVPR 2023) and I2PFL.
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 from torch import Tensor
 
-from protofed.method import At, Method, NonNegative, Notes, Samples, Terms, knob
+from protofed.method import At, Method, NonNegative, Notes, Samples, Terms, U, knob
+from protofed.methods.fedavg import ModelUpload, SharedModel
 from protofed.models import nothing
 from protofed.models.net import Net
-from protofed.records import ClassTable, Mean, Record, Weights
+from protofed.records import ClassTable, Mean, Record
 from protofed.registry import register
 from protofed.verbs import class_means, cross_entropy, head_or_nearest, pull
 
 
-class Prototypes(Record):
-    """Server state and broadcast of the personal form."""
+class GlobalPrototypes(Record):
+    """Server state and broadcast of personal models: the global prototypes G."""
 
     G: ClassTable
 
 
-class ModelAndPrototypes(Record):
-    """Server state and broadcast of the form with averaged models."""
+class ModelAndPrototypes(SharedModel):
+    """Server state and broadcast of averaged models: the model and the global prototypes G."""
 
-    weights: Weights
     G: ClassTable
 
 
@@ -35,14 +35,28 @@ class PrototypeUpload(Record):
     P: Mean[ClassTable]
 
 
-class ModelAndPrototypeUpload(Record):
+class ModelAndPrototypeUpload(ModelUpload):
     """The model and the class means of one client."""
 
-    weights: Mean[Weights]
     P: Mean[ClassTable]
 
 
-class _PrototypeAlignment(Method):
+class ExchangesPrototypes(Method[PrototypeUpload]):
+    """Clients keep their models and exchange prototypes alone."""
+
+    sends_down = "global prototypes"
+    shares = nothing
+
+    def server_state(self, net: Net, at: At) -> GlobalPrototypes:
+        """No prototype yet."""
+        return GlobalPrototypes(net.empty_table())
+
+    def aggregate(self, server: GlobalPrototypes, total: PrototypeUpload, at: At) -> GlobalPrototypes:
+        """The mean over the clients that own the class."""
+        return GlobalPrototypes(self.refreshed(total.P, server.G))
+
+
+class _PrototypeAlignment(Method[U]):
     """What both forms have in common: the local objective and the local prototypes."""
 
     paper = "Tan et al., FedProto: Federated Prototype Learning across Heterogeneous Clients, AAAI 2022"
@@ -91,28 +105,18 @@ class _PrototypeAlignment(Method):
 
 
 @register("fedproto")
-class FedProto(_PrototypeAlignment):
+class FedProto(_PrototypeAlignment[PrototypeUpload], ExchangesPrototypes):
     """Clients keep their models and exchange nothing but class means, to which features are pulled."""
 
     sends_up = "prototypes of the classes held, their counts"
-    sends_down = "global prototypes"
-    shares = nothing
-
-    def server_state(self, net: Net, at: At) -> Prototypes:
-        """No prototype yet."""
-        return Prototypes(net.empty_table())
 
     def upload(self, net: Net, data: Samples, at: At) -> tuple[PrototypeUpload, Record]:
         """The local prototypes."""
         return PrototypeUpload(self.local_prototypes(net, data, at)), at.memory
 
-    def aggregate(self, server: Prototypes, total: Any, at: At) -> Prototypes:
-        """The mean over the clients that own the class."""
-        return Prototypes(self.refreshed(total.P, server.G))
-
 
 @register("fedproto_avg")
-class FedProtoAveraged(_PrototypeAlignment):
+class FedProtoAveraged(_PrototypeAlignment[ModelAndPrototypeUpload]):
     """FedProto's alignment on one global model, whose weights are averaged as in FedAvg."""
 
     sends_up = "weights, sample count, prototypes of the classes held, their counts"
@@ -128,6 +132,6 @@ class FedProtoAveraged(_PrototypeAlignment):
             Mean(net.pick(), self.weight(at)), self.local_prototypes(net, data, at)
         ), at.memory
 
-    def aggregate(self, server: ModelAndPrototypes, total: Any, at: At) -> ModelAndPrototypes:
+    def aggregate(self, server: ModelAndPrototypes, total: ModelAndPrototypeUpload, at: At) -> ModelAndPrototypes:
         """Weights by samples, prototypes over their owners."""
         return ModelAndPrototypes(total.weights, self.refreshed(total.P, server.G))

@@ -3,14 +3,15 @@
 Huang, Ye, Shi, Li, Du. Rethinking Federated Learning with Domain Shift: A Prototype View. CVPR 2023.
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from protofed.method import At, Method, Notes, Positive, Samples, Terms, knob
+from protofed.method import At, Method, Notes, Positive, Samples, Terms, U, knob
+from protofed.methods.fedavg import ModelUpload, SharedModel
 from protofed.models.net import Net
-from protofed.records import ClassTable, Each, Mean, PrototypeSet, Record, Weights
+from protofed.records import ClassTable, Each, Mean, PrototypeSet, Record
 from protofed.registry import register
 from protofed.verbs import (
     class_clusters,
@@ -24,22 +25,32 @@ from protofed.verbs import (
 )
 
 
-class Global(Record):
+class ModelAndClusters(SharedModel):
     """Server state and broadcast: the model and the cluster prototypes C[k]."""
 
-    weights: Weights
     C: PrototypeSet
 
 
-class Upload(Record):
-    """A client's model and class means; clustering needs the means one by one."""
+class SeparatePrototypeUpload(ModelUpload):
+    """A client's model and class means, for a server that needs the means one by one."""
 
-    weights: Mean[Weights]
     P: Each[ClassTable]
 
 
+class ClustersPrototypes(Method[U]):
+    """What the methods with several prototypes per class have in common: the server clusters what clients send."""
+
+    def server_state(self, net: Net, at: At) -> ModelAndClusters:
+        """The initial model, no prototype yet."""
+        return ModelAndClusters(net.pick(), net.empty_set())
+
+    def global_prototypes(self, server: ModelAndClusters) -> ClassTable:
+        """The mean of the clusters of each class."""
+        return cluster_means(server.C)
+
+
 @register("fpl")
-class FPL(Method):
+class FPL(ClustersPrototypes[SeparatePrototypeUpload]):
     """A global model against domain shift: clients' prototypes are clustered class by class, so that no domain is
     averaged away, and features are contrasted with the clusters and pulled to their mean."""
 
@@ -61,10 +72,6 @@ class FPL(Method):
         "squared distance to the unbiased prototype, per coordinate", default="mean"
     )
 
-    def server_state(self, net: Net, at: At) -> Global:
-        """The initial model, no prototype yet."""
-        return Global(net.pick(), net.empty_set())
-
     def loss(self, net: Net, x: Tensor, y: Tensor, at: At) -> tuple[Terms, Notes]:
         """L = CE + L_CPCL + L_UPCR."""
         h = net.features(x)
@@ -79,23 +86,20 @@ class FPL(Method):
         return set_contrast(cosine(h, C.rows) / self.tau, C, y)
 
     def regularisation(self, h: Tensor, C: PrototypeSet, y: Tensor) -> Tensor:
-        """L_UPCR: the squared distance to U[y]."""
+        """L_UPCR: the squared distance to the unbiased prototype U[y]."""
         squared = pull(h, cluster_means(C), y)
         return squared if self.upcr_reduction == "mean" else squared * h.shape[1]
 
-    def upload(self, net: Net, data: Samples, at: At) -> tuple[Upload, Record]:
+    def upload(self, net: Net, data: Samples, at: At) -> tuple[SeparatePrototypeUpload, Record]:
         """The model and the mean feature of each class."""
         seen = self.observations(net, data, at)
         P = class_means(seen["h"], seen["y"], at.classes)
-        return Upload(Mean(net.pick(), self.weight(at)), Each(P)), at.memory
+        return SeparatePrototypeUpload(Mean(net.pick(), self.weight(at)), Each(P)), at.memory
 
-    def aggregate(self, server: Global, total: Any, at: At) -> Global:
+    def aggregate(self, server: ModelAndClusters, total: SeparatePrototypeUpload, at: At) -> ModelAndClusters:
         """Averaged weights; C[k], FINCH's clusters of the clients' prototypes."""
         rows, count = stack_tables(total.P.values())  # [M, C, d], [M, C]
         sent = count > 0
         labels = torch.arange(at.classes, device=rows.device).expand_as(count)
-        return Global(total.weights, self.refreshed(class_clusters(rows[sent], labels[sent], at.classes), server.C))
-
-    def global_prototypes(self, server: Global) -> ClassTable:
-        """The unbiased prototypes U."""
-        return cluster_means(server.C)
+        C = class_clusters(rows[sent], labels[sent], at.classes)
+        return ModelAndClusters(total.weights, self.refreshed(C, server.C))

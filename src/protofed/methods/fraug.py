@@ -6,19 +6,19 @@ Augmentation. ICCV 2023.
 
 from dataclasses import replace
 from math import exp
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from protofed.method import At, Fraction, Method, NonNegative, Plan, Positive, Samples, Step, Terms, Whole, knob
-from protofed.methods.fedavg import Model, Upload
+from protofed.methods.fedavg import ModelUpload, SharedModel
 from protofed.models import Group, Split, everything, part, running_statistics
 from protofed.models.net import Net
 from protofed.records import ClassTable, Mean, Record, Weights
 from protofed.registry import register
-from protofed.verbs import class_means, cross_entropy, ema, gaussian_mmd, joined, membership, named_as
+from protofed.verbs import class_means, cross_entropy, ema, gaussian_mmd, joined, named_as, one_hot
 
 Distance = Literal["mmd", "l2"]
 
@@ -26,10 +26,10 @@ _OWN_STATISTICS = running_statistics - part("generator", "transformer", "class_m
 """Those of the task model."""
 
 
-class Server(Record):
+class FRAugServer(Record):
     """What is broadcast, and the clients' mean running statistics where they are collected."""
 
-    shared: Model
+    shared: SharedModel
     stats: Weights
     complete: bool
     """Whether the task model can be used as the server has it."""
@@ -48,7 +48,7 @@ class Generator(nn.Module):
 
     def forward(self, z: Tensor, y: Tensor) -> Tensor:
         """Features of classes y from noise z."""
-        return self.layers(torch.cat([z, membership(y, self.classes, z)], 1))  # type: ignore[no-any-return]
+        return self.layers(torch.cat([z, one_hot(y, self.classes, z)], 1))  # type: ignore[no-any-return]
 
 
 class Transformer(nn.Module):
@@ -64,7 +64,7 @@ class Transformer(nn.Module):
 
     def forward(self, u: Tensor, r: Tensor, y: Tensor) -> Tensor:
         """r + MLP(u, y)."""
-        return r + self.layers(torch.cat([u, membership(y, self.classes, u)], 1))  # type: ignore[no-any-return]
+        return r + self.layers(torch.cat([u, one_hot(y, self.classes, u)], 1))  # type: ignore[no-any-return]
 
 
 class ClassMeans(nn.Module):
@@ -87,7 +87,7 @@ class ClassMeans(nn.Module):
 
 
 @register("fraug")
-class FRAug(Method):
+class FRAug(Method[ModelUpload]):
     """Partly personal models for clients whose images differ: the head also learns from generated features that a
     private transformer has fitted to the client's domain."""
 
@@ -173,12 +173,12 @@ class FRAug(Method):
         """d_z."""
         return self.noise_dim or max(1, dim // 2)
 
-    def server_state(self, net: Net, at: At) -> Server:
+    def server_state(self, net: Net, at: At) -> FRAugServer:
         """The initial task model and generator."""
         complete = self.global_bn == "mean" or not net.names(_OWN_STATISTICS)
-        return Server(Model(net.pick(self.shares)), net.pick(self.uploads - self.shares), complete)
+        return FRAugServer(SharedModel(net.pick(self.shares)), net.pick(self.uploads - self.shares), complete)
 
-    def broadcast(self, server: Server, at: At) -> Model:
+    def broadcast(self, server: FRAugServer, at: At) -> SharedModel:
         """What is shared."""
         return server.shared
 
@@ -192,23 +192,23 @@ class FRAug(Method):
         return torch.rand(5, len(y), self.noise(at.dim), generator=rng)
 
     def loss(self, net: Net, x: Tensor, y: Tensor, at: At) -> Terms:
-        """Task step: real features, and made ones as constants, so that these train the head only."""
+        """Task step: real features, and generated ones as constants, so that these train the head only."""
         r, w = self.schedule(at)
         h = net.features(x)
         m = net.call("class_means", h, y)
-        made = []
+        generated = []
         with torch.no_grad(), net.eval():
-            for z, (real, label) in zip(at.draw[:2].to(h), kinds(h, y, m), strict=True):
+            for z, (real, label) in zip(at.draw[:2].to(h), sources(h, y, m), strict=True):
                 u = net.call("transformer", net.call("generator", z, label), real, label)
-                made.append((r * u + (1 - r) * real if self.interpolate else u, label))
+                generated.append((r * u + (1 - r) * real if self.interpolate else u, label))
         return {
             "ce": (1 - w) * cross_entropy(net.head(h), y),
-            "made": w * mean_of([cross_entropy(net.head(u), label) for u, label in made]),
+            "made": w * mean_of([cross_entropy(net.head(u), label) for u, label in generated]),
         }
 
     def generator_loss(self, net: Net, x: Tensor, y: Tensor, at: At) -> Terms:
         """Generator step: features the head recognises, as far from the real ones as can be."""
-        h, m = look(net, x, y)
+        h, m = constant_features(net, x, y)
         label = cyclic(y, at.classes)
         u = net.call("generator", at.draw[2].to(h), label)
         distance = gaussian_mmd(u, h) if self.generator_distance == "mmd" else mse_loss(u, m[label])
@@ -219,10 +219,10 @@ class FRAug(Method):
 
     def transformer_loss(self, net: Net, x: Tensor, y: Tensor, at: At) -> Terms:
         """Transformer step: features the head is unsure of, as close to the real ones as can be."""
-        h, m = look(net, x, y)
+        h, m = constant_features(net, x, y)
         apart = gaussian_mmd if self.transformer_distance == "mmd" else mse_loss
         entropies, distances = [], []
-        for z, (real, label) in zip(at.draw[3:].to(h), kinds(h, y, m), strict=True):
+        for z, (real, label) in zip(at.draw[3:].to(h), sources(h, y, m), strict=True):
             with torch.no_grad(), net.eval():
                 u = net.call("generator", z, label)
             moved = net.call("transformer", u, real, label)
@@ -233,16 +233,16 @@ class FRAug(Method):
             "transformer_distance": self.lambda_transformer * mean_of(distances),
         }
 
-    def upload(self, net: Net, data: Samples, at: At) -> tuple[Upload, Record]:
+    def upload(self, net: Net, data: Samples, at: At) -> tuple[ModelUpload, Record]:
         """The trained model; transformer, class means and, as a rule, running statistics stay with the client."""
-        return Upload(Mean(net.pick(self.uploads), self.weight(at))), at.memory
+        return ModelUpload(Mean(net.pick(self.uploads), self.weight(at))), at.memory
 
-    def aggregate(self, server: Server, total: Any, at: At) -> Server:
+    def aggregate(self, server: FRAugServer, total: ModelUpload, at: At) -> FRAugServer:
         """The weighted mean."""
         shared, stats = (named_as(like, total.weights) for like in (server.shared.weights, server.stats))
-        return replace(server, shared=Model(shared), stats=stats)
+        return replace(server, shared=SharedModel(shared), stats=stats)
 
-    def global_weights(self, server: Server) -> Weights | None:
+    def global_weights(self, server: FRAugServer) -> Weights | None:
         """The task model, where it is complete."""
         return joined(server.shared.weights, server.stats) if server.complete else None
 
@@ -252,13 +252,13 @@ def cyclic(y: Tensor, classes: int) -> Tensor:
     return torch.arange(len(y), device=y.device) % classes
 
 
-def kinds(h: Tensor, y: Tensor, m: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """What features are made from, (r', y'): A, class means with balanced labels; B, the batch itself."""
+def sources(h: Tensor, y: Tensor, m: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """What features are generated from, (r', y'): A, class means with balanced labels; B, the batch itself."""
     label = cyclic(y, len(m))
     return (m[label], label), (h, y)
 
 
-def look(net: Net, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def constant_features(net: Net, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """The batch's features h and the class means m once more, as constants; no statistic moves."""
     with torch.no_grad(), net.quiet():
         h = net.features(x)
@@ -272,5 +272,5 @@ def entropy(logits: Tensor) -> Tensor:
 
 
 def mean_of(values: list[Tensor]) -> Tensor:
-    """Over the kinds A and B."""
+    """Over the sources A and B."""
     return torch.stack(values).mean()

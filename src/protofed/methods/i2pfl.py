@@ -4,34 +4,22 @@ Le, Tun, Qiao, Nguyen, Kim, Hong. Mitigating Domain Shift in Federated Learning 
 2025.
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from protofed.method import At, Fraction, Method, NonNegative, Notes, Positive, Samples, Terms, knob
+from protofed.methods.fedproto import ModelAndPrototypes
+from protofed.methods.fpl import SeparatePrototypeUpload
 from protofed.models.net import Net
-from protofed.records import ClassTable, Each, Mean, Record, Weights
+from protofed.records import ClassTable, Each, Mean, Record
 from protofed.registry import register
 from protofed.verbs import beta_draw, class_means, cross_entropy, ema, finch_centres, info_nce, pull, stack_tables
 
 
-class Global(Record):
-    """Server state and broadcast: the model and the generalized prototypes G."""
-
-    weights: Weights
-    G: ClassTable
-
-
-class Upload(Record):
-    """A client's model and local prototypes; Eq. 4 needs the prototypes one by one."""
-
-    weights: Mean[Weights]
-    P: Each[ClassTable]
-
-
 @register("i2pfl")
-class I2PFL(Method):
+class I2PFL(Method[SeparatePrototypeUpload]):
     """A global model against domain shift: prototypes far from the mean of all domains count more, and features are
     pulled to MixUp-augmented prototypes of their own domain."""
 
@@ -76,9 +64,9 @@ class I2PFL(Method):
     )
     mixup_fold: bool = knob("use max(gamma, 1 - gamma), so that the own sample dominates", default=False)
 
-    def server_state(self, net: Net, at: At) -> Global:
+    def server_state(self, net: Net, at: At) -> ModelAndPrototypes:
         """The initial model, no prototype yet."""
-        return Global(net.pick(), net.empty_table())
+        return ModelAndPrototypes(net.pick(), net.empty_table())
 
     def draw(self, y: Tensor, at: At, rng: torch.Generator) -> dict[str, Tensor]:
         """gamma ~ Beta(alpha, alpha), and a lottery from which each sample takes its partner."""
@@ -127,18 +115,18 @@ class I2PFL(Method):
             return class_means(distance, y, at.classes).rows.sum()
         return (class_means(h, y, at.classes).rows - p.rows).pow(2).sum()
 
-    def upload(self, net: Net, data: Samples, at: At) -> tuple[Upload, Record]:
+    def upload(self, net: Net, data: Samples, at: At) -> tuple[SeparatePrototypeUpload, Record]:
         """The model and the mean feature of each class."""
         seen = self.observations(net, data, at)
         P = class_means(seen["h"], seen["y"], at.classes)  # Eq. 2
-        return Upload(Mean(net.pick(), self.weight(at)), Each(P)), at.memory
+        return SeparatePrototypeUpload(Mean(net.pick(), self.weight(at)), Each(P)), at.memory  # one by one, for Eq. 4
 
-    def aggregate(self, server: Global, total: Any, at: At) -> Global:
+    def aggregate(self, server: ModelAndPrototypes, total: SeparatePrototypeUpload, at: At) -> ModelAndPrototypes:
         """Averaged weights; generalized prototypes, smoothed over rounds."""
         G = self.generalized(list(total.P.values()))
         if self.ema:
             G = ema(G, server.G, self.ema_beta if self.ema_weight_on == "new" else 1 - self.ema_beta)  # Eq. 5
-        return Global(total.weights, self.refreshed(G, server.G))
+        return ModelAndPrototypes(total.weights, self.refreshed(G, server.G))
 
     def generalized(self, tables: list[ClassTable]) -> ClassTable:
         """g[k] from the prototypes of the clients that hold class k."""

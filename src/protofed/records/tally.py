@@ -3,14 +3,16 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from itertools import islice
-from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol
 
 import torch
 from torch import Tensor
+from typing_extensions import TypeVar
 
 from protofed.records.robust import MEDIAN, Pieces, Robust
 from protofed.records.types import ClassTable, Each, Mean, Record, map_tensors, parts_of
+
+U = TypeVar("U", bound=Record, default=Record)
 
 
 class Sums(Record):
@@ -24,7 +26,7 @@ class Sums(Record):
         return cls(weighted(upload))
 
 
-class Tally:
+class Tally(Generic[U]):
     """Folds uploads one by one: `Mean` fields into a running float64 sum, `Each` fields into {client: value}.
 
     Clients must be added in one canonical order: floating-point sums depend on it, results must not. Clients may be
@@ -35,12 +37,14 @@ class Tally:
     def __init__(self, robust: Robust | None = None) -> None:
         self.clients: list[str] = []
         self._robust = robust
+        self._upload: type[U] | None = None
         self._sums: dict[str, _Fold] = {}
         self._each: dict[str, dict[str, Any]] = {}
 
-    def add(self, client: str, upload: Record) -> None:
+    def add(self, client: str, upload: U) -> None:
         """Take in one client's upload."""
         self.clients.append(client)
+        self._upload = type(upload)
         for name, value in parts_of(upload).items():
             if isinstance(value, Mean):
                 self._sums.setdefault(name, self._fold()).add(value)
@@ -58,15 +62,18 @@ class Tally:
         """What the clients so far add up to, for a tally elsewhere; nothing but `Mean` fields can be told so."""
         return Sums({name: total.sum() for name, total in self._sums.items()})
 
-    def add_group(self, clients: Sequence[str], sums: Sums, like: Record) -> None:
+    def add_group(self, clients: Sequence[str], sums: Sums, like: U) -> None:
         """Take in clients that were added up elsewhere, of uploads such as `like`."""
         self.clients += clients
+        self._upload = type(like)
         for name, item in parts_of(like).items():
             self._sums.setdefault(name, self._fold()).add_group(sums.by_field[name], item.value)
 
-    def total(self) -> SimpleNamespace:
-        """The upload's fields by name: Means averaged, Eaches by client."""
-        return SimpleNamespace(**{name: total.mean() for name, total in self._sums.items()}, **self._each)
+    def total(self) -> U:
+        """An upload that holds what the server sees of them all: Means averaged, Eaches by client."""
+        if self._upload is None:
+            raise ValueError("there is no total of no uploads")
+        return self._upload(**{name: total.mean() for name, total in self._sums.items()}, **self._each)
 
     def _fold(self) -> "_Fold":
         return _WeightedSum() if self._robust is None else _Gathered(self._robust)
@@ -85,9 +92,9 @@ def weighted(upload: Record) -> dict[str, Any]:
     }
 
 
-def averaged(sums: dict[str, Any], like: Record) -> SimpleNamespace:
-    """The averages in a sum of such parts, in the types of an upload such as `like`."""
-    return SimpleNamespace(**{name: _divided(sums[name], item.value) for name, item in parts_of(like).items()})
+def averaged(sums: dict[str, Any], like: U) -> U:
+    """The averages in a sum of such parts, as an upload such as `like` whose fields hold them."""
+    return type(like)(**{name: _divided(sums[name], item.value) for name, item in parts_of(like).items()})
 
 
 class _Fold(Protocol):

@@ -6,7 +6,7 @@ number or string that both sides know already and that therefore never travels.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, Generic, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, dataclass_transform
 
 import torch
 from torch import Tensor
@@ -165,11 +165,19 @@ class Mean(Record, Generic[T]):
             raise ValueError("weight: it is negative")
         return Mean(parts["value"], parts["weight"])
 
+    if TYPE_CHECKING:
+        # `aggregate` is given an upload whose fields hold what the server sees: a type checker reads them like this.
+        def __get__(self, total: object, owner: object) -> T: ...
+
 
 class Each(Record, Generic[T]):
     """An upload field the server receives client by client, as {client: value}."""
 
     value: T
+
+    if TYPE_CHECKING:
+
+        def __get__(self, total: object, owner: object) -> dict[str, T]: ...
 
 
 def parts_of(record: Record) -> dict[str, Any]:

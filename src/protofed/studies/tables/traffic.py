@@ -36,21 +36,14 @@ def traffic(assembly: Assembly, sizes: Mapping[str, int]) -> Traffic:
     up, down = Bytes(), Bytes()
     bank = dict.fromkeys(sizes, 0)
     for round in range(context.plan.rounds):
-        sent = {client: _uploaded(assembly, round, size) for client, size in sizes.items()}
+        features = context.method.traffic(replace(context.at(round, None), down=templates.down))
+        sent = {client: min(features.up, size) for client, size in sizes.items()}
         for client in sizes:
             others = sum(bank.values()) - bank[client]
             up += size_of("up", templates.upload, sent[client])
-            down += size_of("down", templates.down, min(getattr(context.method, "download_per_client", 0), others))
-        bank = sent if getattr(context.method, "sfmc", False) else bank
+            down += size_of("down", templates.down, min(features.down, others))
+        bank = sent
     return Traffic(up, down)
-
-
-def _uploaded(assembly: Assembly, round: int, size: int) -> int:
-    """Embeddings of single samples that a client sends in a round; methods that send them have a quota."""
-    quota = getattr(assembly.context.method, "quota", None)
-    if quota is None:
-        return 0
-    return min(int(quota(replace(assembly.context.at(round, None), down=assembly.templates.down))), size)
 
 
 def _filled(value: Any, embeddings: int) -> Any:
