@@ -27,7 +27,7 @@ class AdapterProtoUpload(Record):
     phi: Mean[Weights]
 
 
-class PartPrototypes(FrozenBackbone[U]):
+class TrainsPartPrototypes(FrozenBackbone[U]):
     """The prototype layer's hyper-parameters and loss."""
 
     trained = prototype_layer
@@ -72,7 +72,7 @@ class PartPrototypes(FrozenBackbone[U]):
 
 
 @register("fedprototypical")
-class FedPrototypical(PartPrototypes[ModelUpload], AveragesShared):
+class FedPrototypical(TrainsPartPrototypes[ModelUpload], AveragesShared):
     """A part-prototype network on a frozen backbone: a decision adds up patches that look like prototypes."""
 
     paper = (
@@ -91,7 +91,7 @@ class FedPrototypical(PartPrototypes[ModelUpload], AveragesShared):
 
 
 @register("fedadapterproto")
-class FedAdapterProto(WithAdapters[AdapterProtoUpload], PartPrototypes[AdapterProtoUpload]):
+class FedAdapterProto(WithAdapters[AdapterProtoUpload], TrainsPartPrototypes[AdapterProtoUpload]):
     """Part prototypes explain what adapters help to see: both are averaged, the backbone under them is frozen."""
 
     paper = (
