@@ -1,6 +1,6 @@
 """Models as chains of named stages: building them by name, choosing their tensors, loading their weights."""
 
-from protofed.models import cnn, lenet, mlp, resnet  # reading them registers their models
+from protofed.models import cnn, efficientnet, lenet, mlp, resnet  # reading them registers their models
 from protofed.models.catalog import (
     ModelInfo,
     OptionInfo,
@@ -40,6 +40,7 @@ __all__ = [
     "choose_layout",
     "cnn",
     "describe",
+    "efficientnet",
     "everything",
     "features",
     "head",
