@@ -1,0 +1,1 @@
+"""Speed made by hand: memory layouts, convolutions as products of matrices, folded normalisation."""
