@@ -4,7 +4,8 @@
 
 The bare loop is what one would type: the network in evaluation mode, without gradients, batch by batch. What torch
 takes depends on the size of the batch, so it is timed at a small one, which suits it best (two images of 224 pixels,
-four of 128), and at eight and thirty-two. Ours cuts batches as it likes. That both give the same features is checked before.
+four of 128), and at eight and thirty-two. Ours cuts batches as it likes. That both give the same features is checked
+before.
 """
 
 import argparse
