@@ -54,6 +54,13 @@ def test_engines(benchmark):
     assert finite(engines.measure(engines.QUICK[0], 2))
 
 
+def test_backbone_quick(benchmark, capsys):
+    (measured,) = benchmark("backbone").main(["--quick"]).values()
+    assert finite(measured.ratios)
+    assert measured.difference < 1e-4
+    assert "ours / bare" in capsys.readouterr().out
+
+
 def test_prototype_cost_quick(benchmark, capsys):
     measured = benchmark("method_cost").main(["--prototypes", "--quick"])
     assert sorted(measured) == ["fedmp", "i2pfl"]

@@ -112,7 +112,7 @@ class FedMP(Method[FedMPUpload]):
     def build(self, base: Split, at: At) -> Split:
         """The same model, once it is known to have the stage and the bank to hold its embeddings."""
         if self.cut not in (None, *base.stage_names):
-            having = ", ".join(name for name in model_names() if name.startswith("resnet"))
+            having = ", ".join(name for name in model_names() if name.startswith(("efficientnet", "resnet")))
             raise UserError(
                 f"stage={self.stage}: this model has no stage {self.cut}; use stage=4, or a model of {having}"
             )

@@ -1,6 +1,6 @@
 """Models as chains of named stages: building them by name, choosing their tensors, loading their weights."""
 
-from protofed.models import resnet, small  # reading them registers their models
+from protofed.models import efficientnet, resnet, small  # reading them registers their models
 from protofed.models.catalog import (
     ModelInfo,
     build_model,
@@ -38,6 +38,7 @@ __all__ = [
     "build_model",
     "choose_layout",
     "describe",
+    "efficientnet",
     "everything",
     "features",
     "head",

@@ -37,7 +37,7 @@ def with_adapters(base: Split, *, reduction: int, kernel: int, init: AdapterInit
     """The model with stages `adapter1` to `adapter4`, one after each stage of the residual network."""
     stages = base.stages()
     if not stages.keys() >= set(_STAGES):
-        residual = ", ".join(name for name in model_names() if name.startswith("resnet"))
+        residual = ", ".join(name for name in model_names() if name.startswith(("efficientnet", "resnet")))
         raise UserError(
             f"adapters follow the stages {_STAGES[0]} to {_STAGES[-1]} of a residual network, and this model has "
             f"{', '.join(stages)}; use one of {residual}"
