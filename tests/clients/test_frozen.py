@@ -305,8 +305,8 @@ def test_features_inside_the_prefix_come_from_the_images(ready: Callable[..., As
 
 
 def test_what_is_kept_lies_as_the_network_left_it(ready: Callable[..., Assembly]) -> None:
-    setting = ready("fedadapter", weights=None, set={"model.width": 16}).setting
-    assert setting.layout == "channels-last"
+    options = {"layout": "channels-last", "dtype": "float64"}
+    setting = ready("fedadapter", weights=None, set={"model.width": 16}, **options).setting
     net, samples = Net(setting.model), setting.samples("b-0")
     FrozenStages(setting, 0, feature_store(setting)).serve(net, {SampleSet("train", "b-0"): samples})
     for x, _ in samples.epoch(8, torch.Generator().manual_seed(0), torch.Generator()):
@@ -317,7 +317,7 @@ def test_what_is_kept_lies_as_the_network_left_it(ready: Callable[..., Assembly]
         again = net.shortcut.recall(x)  # type: ignore[union-attr]
         assert again is not None
         with torch.no_grad(), net.eval():
-            torch.testing.assert_close(again, setting.model.features(x, "layer1"), rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(again, setting.model.features(x, "layer1"), rtol=1e-10, atol=1e-10)
 
 
 def test_a_run_that_spills(frozen_run: Any, monkeypatch: pytest.MonkeyPatch, same_results: Any) -> None:

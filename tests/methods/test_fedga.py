@@ -7,6 +7,7 @@ from safetensors.torch import load_file
 from torch.nn import functional
 
 from protofed.methods.fedga import FedGA
+from protofed.models.net import Net
 from protofed.records import Weights
 
 THREE = {"a": 10, "b": 20, "c": 30}
@@ -60,8 +61,7 @@ def test_the_risk_is_loss_or_error(identity_net, samples_of):
 def test_one_exchange_equals_the_literal_two(metric, identity_net, samples_of, make_at):
     """The paper measures the new average after a round; here the next round's clients do, with equal results."""
     torch.manual_seed(0)
-    rounds, method, net = 4, FedGA(metric=metric, step=1.0), identity_net(2, 3)
-    net.model.double()
+    rounds, method, net = 4, FedGA(metric=metric, step=1.0), Net(identity_net(2, 3).model.double())
     data = {}
     for position, client in enumerate(THREE):
         x, seen = (torch.randn(count, 2, dtype=torch.float64) for count in (20, 30))
