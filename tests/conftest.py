@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from safetensors.torch import load
 from torch import Tensor, nn
 
@@ -28,7 +28,7 @@ DataFactory = Callable[..., str]
 RunFactory = Callable[..., protofed.Run]
 
 # A busy machine is no reason to fail.
-settings.register_profile("patient", deadline=None)
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
 
