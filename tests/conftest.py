@@ -5,13 +5,14 @@ Fixtures that make something are functions, so that a test says what it wants:
     def test_it(make_data, tiny_run, make_at, identity_net, same_results): ...
 """
 
-from collections.abc import Callable, Iterable
+import gc
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from safetensors.torch import load
 from torch import Tensor, nn
 
@@ -27,7 +28,7 @@ DataFactory = Callable[..., str]
 RunFactory = Callable[..., protofed.Run]
 
 # A busy machine is no reason to fail.
-settings.register_profile("patient", deadline=None)
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
 
@@ -39,10 +40,25 @@ def own_registries(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, name, dict(getattr(module, name)))
 
 
+@pytest.fixture(autouse=True)
+def same_draws() -> None:
+    """What a test draws without a generator of its own is the same, whichever tests went before it."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> None:
     """Tiny tensors are slower on several threads, and the machine is shared."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def no_garbage_collection() -> Iterator[None]:
+    """While something short is timed: in a process as large as that of all tests, a collection takes far longer."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ def test_a_decoder_gives_images_of_the_size_asked_for(shape, image):
 
 
 def test_a_decoder_of_the_image_itself_finds_it_again_and_one_of_noise_does_not(images):
-    effort = Effort(steps=150)
+    effort = Effort(steps=60)
     seen, unseen = images[:30], images[30:]
     honest = rebuilt(train_decoder(seen, seen, effort, 0, "a"), unseen)
     noise = torch.randn(40, 8)

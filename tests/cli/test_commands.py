@@ -1,6 +1,8 @@
 """The commands as a user types them: exit codes, one error line, nothing left behind."""
 
+import io
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -209,6 +211,19 @@ def test_near_misses_are_suggested(protofed):
     assert "'compare'" in protofed("comapre", check=2).stderr
     assert "'--rounds'" in protofed("run", "--roundz", "3", check=2).stderr
     assert "did you mean lenet5" in protofed("run", "--model", "lenet", check=2).stderr
+
+
+def test_logging_is_afterwards_as_it_was(monkeypatch, capsys):
+    """`main` may be part of a program that has its own handlers, and whose standard error is another one later."""
+    handlers, level = list(logging.root.handlers), logging.root.level
+    with monkeypatch.context() as patched, io.StringIO() as stream:
+        patched.setattr(sys, "stderr", stream)
+        assert main(["methods"]) == 0
+        assert main(["run", "nosuch"]) == 2
+        assert "unknown method" in stream.getvalue()
+    logging.getLogger("protofed").warning("later")
+    assert "Logging error" not in capsys.readouterr().err
+    assert (logging.root.handlers, logging.root.level) == (handlers, level)
 
 
 def test_a_shell_completes_names():

@@ -306,8 +306,8 @@ def test_features_inside_the_prefix_come_from_the_images(ready: Callable[..., As
 
 
 def test_what_is_kept_lies_as_the_network_left_it(ready: Callable[..., Assembly]) -> None:
-    context = ready("fedadapter", weights=None, set={"model.width": 16}).context
-    assert context.layout == "channels-last"
+    options = {"layout": "channels-last", "dtype": "float64"}
+    context = ready("fedadapter", weights=None, set={"model.width": 16}, **options).context
     net, samples = Net(context.model), context.samples("b-0")
     FrozenStages(context, 0, net, feature_store(context)).install()
     for x, _ in samples.epoch(8, torch.Generator().manual_seed(0), torch.Generator()):
@@ -318,7 +318,7 @@ def test_what_is_kept_lies_as_the_network_left_it(ready: Callable[..., Assembly]
         again = net.shortcut.lookup(x)  # type: ignore[union-attr]
         assert again is not None
         with torch.no_grad(), net.eval():
-            torch.testing.assert_close(again, context.model.features(x, "layer1"), rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(again, context.model.features(x, "layer1"), rtol=1e-10, atol=1e-10)
 
 
 def test_a_run_that_spills(frozen_run: Any, monkeypatch: pytest.MonkeyPatch, same_results: Any) -> None:

@@ -70,6 +70,7 @@ def test_one_sensible_choice_needs_no_trial(ready: Any, monkeypatch: pytest.Monk
     )
 
 
+@pytest.mark.usefixtures("no_garbage_collection")
 def test_the_trial_itself(ready: Any) -> None:
     prepared = ready()
     trial = choice.Trial(prepared)

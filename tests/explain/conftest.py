@@ -19,6 +19,7 @@ def parts_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         out=folder / "run",
         model="resnet10",
         layout="standard",
+        dtype="float64",
         rounds=2,
         batch=8,
         engine="loop",

@@ -28,7 +28,7 @@ def test_contributions_add_up_to_the_logit(parts_run: Path, images: torch.Tensor
         logits = net(opened.normalised(images))
     for view, scores in zip(views, logits, strict=True):
         assert view.predicted == int(scores.argmax())
-        assert sum(each.contribution for each in view.evidence) == pytest.approx(float(scores.max()), rel=1e-4)
+        assert sum(each.contribution for each in view.evidence) == pytest.approx(float(scores.max()), rel=1e-9)
         assert view.strongest.lift == max(each.lift for each in view.evidence)
 
 
@@ -71,7 +71,7 @@ def test_projection_stays_with_the_client(parts_run: Path) -> None:
     with torch.no_grad(), net.eval():
         z = net.features(opened.normalised(sources.pixels), "addon")
     at_place = z[torch.arange(len(labels)), :, sources.row, sources.column]
-    torch.testing.assert_close(at_place, sources.vectors[:, :, 0, 0], rtol=0, atol=1e-5)
+    torch.testing.assert_close(at_place, sources.vectors[:, :, 0, 0], rtol=0, atol=1e-10)
     # Nothing of it is in what the server keeps or sends.
     sent = b"".join(path.read_bytes() for path in [*parts_run.glob("*.safetensors"), *parts_run.glob("checkpoint/*")])
     assert sources.pixels[0].numpy().tobytes() not in sent
@@ -91,13 +91,13 @@ def test_projected_prototypes_are_used_on_demand(parts_run: Path, images: torch.
 
 def test_maps_of_pooled_features_are_cosines_of_positions() -> None:
     torch.manual_seed(0)
-    net = Net(build_model("resnet10", (1, 16, 16), 2, {"width": 2}))
-    x, rows = torch.randn(3, 1, 16, 16), torch.randn(2, 16)
+    net = Net(build_model("resnet10", (1, 16, 16), 2, {"width": 2}).double())
+    x, rows = torch.randn(3, 1, 16, 16, dtype=torch.float64), torch.randn(2, 16, dtype=torch.float64)
     maps = similarity_maps(net, x, rows)
     with torch.no_grad(), net.eval():
         z = net.features(x, "layer4")
     expected = torch.nn.functional.cosine_similarity(z[:, None], rows[None, :, :, None, None], dim=2)
-    torch.testing.assert_close(maps, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(maps, expected.to(maps.dtype), rtol=0, atol=1e-6)
 
 
 def test_maps_of_other_features_follow_the_gradient() -> None:

@@ -54,7 +54,8 @@ def test_scoring_together_equals_scoring_one_by_one(
     plain: str, alone: str, protocol: str, tiny_run: Any, tmp_path: Path, jobs: list[Any]
 ) -> None:
     (tmp_path / ONE_BY_ONE).write_text(PLUGIN)
-    options: dict[str, Any] = {"protocol": protocol, "participation": 0.4, "model": "resnet10"}
+    # In float32, rounding might decide for a class where two are equally probable.
+    options: dict[str, Any] = {"protocol": protocol, "participation": 0.4, "model": "resnet10", "dtype": "float64"}
     options["set"] = {"model.width": 2, "data.validation": 0.3}
     together = tiny_run(plain, **options)
     few = len(personal(jobs))

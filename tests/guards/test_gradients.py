@@ -106,9 +106,9 @@ def test_every_sample_is_drawn_by_itself(make_at) -> None:
 def test_batch_normalisation_can_be_replaced() -> None:
     model = build_model("resnet10", (1, 8, 8), CLASSES, {"width": 6, "norm": "group"})
     assert not [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
-    model.train()
-    x = torch.randn(4, 1, 8, 8)
-    assert torch.allclose(model(x)[:1], model(x[:1]), atol=1e-5)  # each image by itself
+    model.double().train()
+    x = torch.randn(4, 1, 8, 8, dtype=torch.float64)
+    assert torch.allclose(model(x)[:1], model(x[:1]), atol=1e-10)  # each image by itself
     plain = build_model("resnet10", (1, 8, 8), CLASSES, {"width": 6})
     assert {name for name, _ in model.named_parameters()} == {name for name, _ in plain.named_parameters()}
 

@@ -133,7 +133,8 @@ def test_onnx_predicts_as_the_run_for_any_batch(method: str, tiny_run, tiny_data
     pixels = torch.cat([domain.test.x for domain in load(tiny_data).domains.values()])
     for count in (1, 3, len(pixels)):
         found = session.run(None, {"pixels": pixels[:count].numpy()})[0]
-        assert np.abs(found - classifier.probabilities(pixels[:count]).numpy()).max() < 1e-5
+        off = np.abs(found - classifier.probabilities(pixels[:count]).numpy()).max()
+        assert off < 1e-4  # what `export` itself allows
 
 
 def test_an_unfinished_run_is_refused(tiny_run) -> None:

@@ -98,12 +98,12 @@ def test_where_nothing_is_sensitive_it_is_fedavg():
 def test_one_client_with_zeta_one_is_fedavg_to_rounding(make_data, tiny_run, monkeypatch):
     data = make_data(("a",))
     monkeypatch.setattr(Elastic, "zeta", lambda _self, omega, _maximum: {name: torch.ones(()) for name in omega})
+    options = {"model": "resnet10", "dtype": "float64", "set": {"model.width": 4}}
     ours, fedavg = (
-        load_file(tiny_run(name, data, model="resnet10", set={"model.width": 4}).path / "model.safetensors")
-        for name in ("elastic", "fedavg")
+        load_file(tiny_run(name, data, **options).path / "model.safetensors") for name in ("elastic", "fedavg")
     )
     for name in fedavg:
-        torch.testing.assert_close(ours[name], fedavg[name], atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(ours[name], fedavg[name], atol=1e-9, rtol=1e-9)
 
 
 def test_traffic(tiny_run):

@@ -7,6 +7,7 @@ from safetensors.torch import load_file
 from torch.nn import functional
 
 from protofed.methods.fedga import FedGA
+from protofed.models.net import Net
 from protofed.records import Weights
 
 THREE = {"a": 10, "b": 20, "c": 30}
@@ -60,11 +61,12 @@ def test_the_risk_is_loss_or_error(identity_net, samples_of):
 def test_one_exchange_equals_the_literal_two(metric, identity_net, samples_of, make_at):
     """The paper measures the new average after a round; here the next round's clients do, with equal results."""
     torch.manual_seed(0)
-    rounds, method, net = 4, FedGA(metric=metric, step=1.0), identity_net(2, 3)
+    rounds, method, net = 4, FedGA(metric=metric, step=1.0), Net(identity_net(2, 3).model.double())
     data = {}
     for position, client in enumerate(THREE):
-        x, y = torch.randn(20, 2) + position, torch.randint(0, 3, (20,))
-        data[client] = samples_of(x, y, samples_of(torch.randn(30, 2) - position, torch.randint(0, 3, (30,))))
+        x, seen = (torch.randn(count, 2, dtype=torch.float64) for count in (20, 30))
+        y, known = (torch.randint(0, 3, (count,)) for count in (20, 30))
+        data[client] = samples_of(x + position, y, samples_of(seen - position, known))
 
     def trained(theta: Weights, client: str) -> Weights:
         net.load(theta)
@@ -84,8 +86,8 @@ def test_one_exchange_equals_the_literal_two(metric, identity_net, samples_of, m
         # The literal form: train, measure, average with the old weights, measure again, adjust
         models = {client: trained(theta, client) for client in THREE}
         before = torch.stack([risk(models[client], client) for client in THREE])
-        average = sum(w * m.params["fc.weight"].double() for w, m in zip(a, models.values(), strict=True))
-        theta = Weights({"fc.weight": average.float()}, {})
+        average = sum(w * m.params["fc.weight"] for w, m in zip(a, models.values(), strict=True))
+        theta = Weights({"fc.weight": average}, {})
         gap = torch.stack([risk(theta, client) for client in THREE]) - before
         s = (1.0 - (t - 1) / rounds) / 3
         a_used = a
@@ -100,18 +102,18 @@ def test_one_exchange_equals_the_literal_two(metric, identity_net, samples_of, m
             trained(start, client)
             uploads[client], _ = method.upload(net, data[client], replace(at, client=client, start=start))
         server = method.aggregate(server, total(uploads), at)
-        torch.testing.assert_close(server.a, a_used, atol=1e-6, rtol=0)
-        torch.testing.assert_close(server.model.weights.params["fc.weight"], average.float(), atol=1e-6, rtol=0)
+        torch.testing.assert_close(server.a, a_used, atol=1e-9, rtol=0)
+        torch.testing.assert_close(server.model.weights.params["fc.weight"], average, atol=1e-9, rtol=0)
     assert not torch.allclose(server.a, torch.tensor(1 / 3, dtype=torch.float64))
 
 
 def test_weights_adjust_in_a_run_and_first_round_is_the_plain_mean(tiny_run):
-    ours = tiny_run("fedga", rounds=1, model="resnet10", set={"model.width": 4})
-    options = {"model.width": 4, "weighting": "uniform", "data.validation": 0.2}
-    fedavg = tiny_run("fedavg", rounds=1, model="resnet10", set=options)
+    options = {"rounds": 1, "model": "resnet10", "dtype": "float64"}
+    ours = tiny_run("fedga", **options, set={"model.width": 4})
+    fedavg = tiny_run("fedavg", **options, set={"model.width": 4, "weighting": "uniform", "data.validation": 0.2})
     left, right = (load_file(run.path / "model.safetensors") for run in (ours, fedavg))
     for name in right:
-        torch.testing.assert_close(left[name], right[name], atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(left[name], right[name], atol=1e-12, rtol=1e-12)
 
 
 @pytest.mark.parametrize("more", [{}, {"metric": "accuracy", "center": "on"}, {"data.validation": 0}])

@@ -92,10 +92,11 @@ def test_a_client_without_a_step_sends_no_change(identity_net, make_at):
 @pytest.mark.parametrize("domains", ["a", "abc"])
 def test_equal_steps_make_it_fedavg(domains, make_data, tiny_run):
     data = make_data(tuple(domains))
-    runs = [tiny_run(name, data, model="resnet10", set={"model.width": 4}) for name in ("fednova", "fedavg")]
+    options = {"model": "resnet10", "dtype": "float64", "set": {"model.width": 4}}
+    runs = [tiny_run(name, data, **options) for name in ("fednova", "fedavg")]
     ours, fedavg = (load_file(run.path / "model.safetensors") for run in runs)
     for name in fedavg:
-        torch.testing.assert_close(ours[name], fedavg[name], atol=2e-6, rtol=1e-4)
+        torch.testing.assert_close(ours[name], fedavg[name], atol=1e-9, rtol=1e-9)
 
 
 def test_unequal_steps_do_not(make_data, tiny_run):

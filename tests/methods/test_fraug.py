@@ -126,20 +126,21 @@ def gradients(value: Tensor, net: Net, group: Any) -> list[Any]:
 def test_task_loss_by_hand(make_at: Any) -> None:
     method = FRAug(gamma=0.5, rho=0.3)
     net, at = built(method, make_at, "mlp")
+    net, x, at = Net(net.model.double()), X.double(), replace(at, draw=at.draw.double())
     r, w = method.schedule(at)
     generator, transformer = (net.model.get_submodule(name) for name in ("generator", "transformer"))
     with torch.no_grad():
-        h = net.features(X)
-        m = torch.stack([0.3 * h[k == Y].mean(0) if (k == Y).any() else torch.zeros(8) for k in range(4)])
+        h = net.features(x)
+        m = torch.stack([0.3 * h[k == Y].mean(0) if (k == Y).any() else torch.zeros_like(h[0]) for k in range(4)])
         label = torch.arange(8) % 4
         generator.eval(), transformer.eval()
-        expected = torch.zeros(())
+        expected = h.new_zeros(())
         for z, real, to in ((at.draw[0], m[label], label), (at.draw[1], h, Y)):
             u = r * transformer(generator(z, to), real, to) + (1 - r) * real
             expected += w / 2 * nn.functional.cross_entropy(net.head(u), to)
         generator.train(), transformer.train()
-        expected_ce = (1 - w) * nn.functional.cross_entropy(net(X), Y)
-    terms = method.loss(net, X, Y, at)
+        expected_ce = (1 - w) * nn.functional.cross_entropy(net(x), Y)
+    terms = method.loss(net, x, Y, at)
     torch.testing.assert_close(terms["made"].detach(), expected)
     torch.testing.assert_close(terms["ce"].detach(), expected_ce)
     torch.testing.assert_close(stats(net)["class_means.m"], m)

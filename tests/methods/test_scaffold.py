@@ -80,12 +80,12 @@ def test_a_client_without_a_step_keeps_its_control_variate(identity_net, make_at
 
 def test_first_round_is_fedavg_with_the_plain_mean(make_data, tiny_run):
     data = make_data(train={"a": 24, "b": 16, "c": 40})
-    options = {"rounds": 1, "model": "resnet10"}
+    options = {"rounds": 1, "model": "resnet10", "dtype": "float64"}
     ours = tiny_run("scaffold", data, **options, set={"model.width": 4})
     fedavg = tiny_run("fedavg", data, **options, set={"model.width": 4, "weighting": "uniform"})
     left, right = (load_file(run.path / "model.safetensors") for run in (ours, fedavg))
     for name in right:
-        torch.testing.assert_close(left[name], right[name], atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(left[name], right[name], atol=1e-12, rtol=1e-12)
 
 
 def test_control_variates_travel_as_weights_both_ways(tiny_run):

@@ -169,8 +169,8 @@ def test_projection_leaves_a_class_without_images_alone() -> None:
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_after_projection_every_prototype_is_a_patch_of_its_image(size: int) -> None:
-    net = Net(small(size=size))
-    images, labels = torch.randn(9, 3, 16, 16), torch.arange(9) % 3
+    net = Net(small(size=size).double())
+    images, labels = torch.randn(9, 3, 16, 16, dtype=torch.float64), torch.arange(9) % 3
     net.model.train()
     found = project(net, zip(images.split(4), labels.split(4), strict=True))
     assert all(module.training for module in net.model.modules())
@@ -179,6 +179,6 @@ def test_after_projection_every_prototype_is_a_patch_of_its_image(size: int) -> 
     with net.eval():
         maps = net.features(images, "prototypes")
     at_place = maps[found.image, torch.arange(6), found.row, found.column]
-    torch.testing.assert_close(at_place, torch.zeros(6), rtol=0, atol=1e-5)
+    assert_near(at_place, [0.0] * 6, atol=1e-12)
     again = project(net, [(images, labels)])
-    torch.testing.assert_close(again.distance, torch.zeros(6), rtol=0, atol=1e-5)
+    assert_near(again.distance, [0.0] * 6, atol=1e-12)

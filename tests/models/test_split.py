@@ -47,8 +47,8 @@ def test_head_of_features_is_the_model_at_every_cut(name: str, shape: ImageShape
 def test_two_sets_of_weights_under_functional_call_and_vmap(
     name: str, shape: ImageShape, options: dict[str, object]
 ) -> None:
-    models = [build(name, shape, options, seed) for seed in (0, 1)]
-    images = torch.randn(2, 3, *shape)
+    models = [build(name, shape, options, seed).double() for seed in (0, 1)]
+    images = torch.randn(2, 3, *shape, dtype=torch.float64)
     expected = torch.stack([model(x) for model, x in zip(models, images, strict=True)])
     called = functional_call(models[0], models[1].state_dict(), (images[1],))
     torch.testing.assert_close(called, expected[1])
@@ -59,12 +59,12 @@ def test_two_sets_of_weights_under_functional_call_and_vmap(
         result: Tensor = functional_call(models[0], (parameters, buffers), (x,))
         return result
 
-    torch.testing.assert_close(vmap(scores)(parameters, buffers, images), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(vmap(scores)(parameters, buffers, images), expected, rtol=1e-10, atol=1e-10)
 
 
 def test_gradients_pass_through_vmap() -> None:
-    models = [build("lenet5", (1, 16, 16), {}, seed) for seed in (0, 1)]
-    images = torch.randn(2, 1, 16, 16)
+    models = [build("lenet5", (1, 16, 16), {}, seed).double() for seed in (0, 1)]
+    images = torch.randn(2, 1, 16, 16, dtype=torch.float64)
     parameters, _ = stack_module_state(models)
 
     def loss(parameters: dict[str, Tensor]) -> Tensor:
@@ -75,7 +75,7 @@ def test_gradients_pass_through_vmap() -> None:
     for position, model in enumerate(models):
         model(images).square().mean().backward()
         for name, parameter in model.named_parameters():
-            torch.testing.assert_close(together[name][position], parameter.grad, rtol=1e-4, atol=1e-6)
+            torch.testing.assert_close(together[name][position], parameter.grad, rtol=1e-10, atol=1e-10)
 
 
 def test_parameter_names_are_stage_then_torchvision_names() -> None:

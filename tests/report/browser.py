@@ -14,7 +14,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-PROGRAM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+def _find() -> str | None:
+    """A browser that starts: on Ubuntu, `chromium-browser` may be a mere hint at a package."""
+    for name in ("chromium", "chromium-browser", "google-chrome"):
+        program = shutil.which(name)
+        if program and subprocess.run([program, "--version"], capture_output=True).returncode == 0:
+            return program
+    return None
+
+
+PROGRAM = _find()
 WHY_NOT = "there is no chromium on this machine; `apt-get install chromium` brings it"
 _PATIENCE = 60.0
 

@@ -26,6 +26,7 @@ class Listener:
         self.rounds += 1
 
 
+@pytest.mark.usefixtures("no_garbage_collection")
 def test_an_estimate_is_of_the_right_size_and_changes_nothing(tiny_run, same_results):
     listener = Listener()
     told = tiny_run("fedavg", rounds=4, callbacks=[listener])

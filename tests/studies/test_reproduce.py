@@ -211,6 +211,7 @@ def test_dry_run_of_every_data_set_at_both_scales(name, scale):
     assert len(dry_run(name, scale=scale)) == len(preset.datasets) * max(1, len(preset.rows))
 
 
+@pytest.mark.usefixtures("no_garbage_collection")
 def test_estimate_counts_every_image_of_every_client():
     (short,) = dry_run("i2pfl.table2", datasets="office_caltech10", methods="fedavg")
     (long,) = dry_run("i2pfl.table2", datasets="office_caltech10", methods="fedavg", rounds=400)

@@ -4,7 +4,8 @@ import logging
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -72,9 +73,25 @@ def start(context: typer.Context) -> None:
         show_first_steps()
 
 
+@contextmanager
+def _warnings_on_stderr() -> Iterator[None]:
+    """Nothing but warnings, on standard error; afterwards logging is as it was, for `main` may be part of a program."""
+    root = logging.getLogger()
+    handlers, level = root.handlers, root.level
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("warning: %(message)s"))
+    root.handlers = [handler]
+    root.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        root.handlers = handlers
+        root.setLevel(level)
+
+
+@_warnings_on_stderr()
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; 0 done, 1 internal failure, 2 a mistake of the user, 130 and 143 stopped by a signal."""
-    logging.basicConfig(format="warning: %(message)s", level=logging.WARNING, stream=sys.stderr, force=True)
     signal.signal(signal.SIGTERM, _terminate)
     try:
         result = app(arguments, standalone_mode=False)
