@@ -386,12 +386,22 @@ def test_a_full_disk(frozen_run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 def test_a_batch_knows_its_samples_until_it_is_changed() -> None:
     samples, rows = SampleSet("train", "a"), torch.tensor([4, 2])
-    x = SampleBatch.of(torch.zeros(2, 3), samples, rows)
-    assert x.source == (samples, rows)
+    made: list[Tensor] = []
+
+    def make(chosen: Tensor) -> Tensor:
+        made.append(chosen)
+        return torch.zeros(2, 3)
+
+    x = SampleBatch(torch.empty(0, 3), rows, samples, make)
+    assert (len(x), x.shape, x.dtype, x.device.type, x.source) == (2, (2, 3), torch.float32, "cpu", (samples, rows))
+    assert made == []
     for computed in (x.clone(), x[:], x + 1, x.to(torch.float64), torch.cat([x, x]), x.flip(0)):
         assert not isinstance(computed, SampleBatch)
+    assert len(made) == 1
+    assert x.source == (samples, rows)
     x.add_(1)
     assert x.source is None
+    assert torch.equal(x * 1, torch.ones(2, 3))
 
 
 def test_several_batches_at_once_have_features_of_their_own(ready: Callable[..., Assembly]) -> None:

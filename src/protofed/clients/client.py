@@ -57,15 +57,14 @@ class ReadyClient:
 class ClientSide:
     """Plays any client: one model of each architecture in memory, into which the weights of whoever acts are loaded."""
 
-    def __init__(self, prepared: Prepared, features: FeatureStore | None = None) -> None:
+    def __init__(self, prepared: Prepared, features: FeatureStore | None = None, threads: int = 1) -> None:
         keep_freed_memory()
         self._context = context = prepared.context
         self._templates = prepared.templates
         self._nets = [Net(laid_out(deepcopy(model).to(context.device), context.layout)) for model in context.models]
         store = features or feature_store(context)
-        self._frozen = [
-            FrozenStages(context, number, self._nets[number], store) for number in range(len(context.frozen))
-        ]
+        parts = range(len(context.frozen))
+        self._frozen = [FrozenStages(context, number, self._nets[number], store, threads) for number in parts]
         self._store = ClientStore(context.clients_folder)
         self._received: tuple[Message, Record] | None = None
 

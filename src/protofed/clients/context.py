@@ -5,12 +5,11 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from protofed.clients.samples import ClientSamples, SampleSet
+from protofed.clients.samples import ClientSamples, SampleKind, SampleSet
 from protofed.data import Augment, Dataset, Images, Partition
 from protofed.guards import UNGUARDED, Guard
 from protofed.method import At, Method, Plan
@@ -60,6 +59,8 @@ class RunContext:
     """For each architecture; empty: all stages are computed as if they were trained."""
     guard: Guard = UNGUARDED
     """What is done to an upload before it leaves a client."""
+    views: int = 1
+    """Looks that every training image has, where the first stages are frozen; the first is the image as it is."""
     robust: Robust | None = None
     """What takes the place of the mean over clients."""
 
@@ -112,7 +113,7 @@ class RunContext:
     def samples(self, client: str) -> ClientSamples:
         """The client's training samples, with those it validates on beside them."""
         validation = self._dealt[client][1]
-        kept = SampleSet("validation", client)
+        kept = self._key("validation", client)
         beside = self._clean(self.dataset.take_train(validation), kept) if len(validation) else None
         return ClientSamples(
             self.train_images(client),
@@ -122,7 +123,8 @@ class RunContext:
             self.device,
             self.balanced,
             beside,
-            SampleSet("train", client),
+            self._key("train", client),
+            self.views,
         )
 
     def test_samples(
@@ -133,9 +135,9 @@ class RunContext:
         Those of `alike`, further clients, follow the client's own.
         """
         if domain is not None:
-            return self._clean(self.dataset.domains[domain].test, SampleSet("test", domain))
+            return self._clean(self.dataset.domains[domain].test, self._key("test", domain))
         own = [self._own_test(name, validates) for name in (str(client), *alike)]
-        key = None if alike else SampleSet("validation" if validates else "holdout", str(client))
+        key = None if alike else self._key("validation" if validates else "holdout", str(client))
         return self._clean(self.dataset.take_train(torch.cat(own)), key)
 
     def sample_set(self, key: SampleSet) -> ClientSamples:
@@ -153,10 +155,14 @@ class RunContext:
     def _own_test(self, client: str, validates: bool) -> Tensor:
         return self._dealt[client][1] if validates else torch.from_numpy(self.partition.holdout[client])
 
-    def sample_counts(self, client: str) -> dict[Literal["train", "validation", "holdout"], int]:
+    def sample_counts(self, client: str) -> dict[SampleKind, int]:
         """How many samples a client trains on, validates on and is tested on."""
         train, validation = self._dealt[client]
         return {"train": len(train), "validation": len(validation), "holdout": len(self.partition.holdout[client])}
+
+    def _key(self, kind: SampleKind, owner: str) -> SampleSet | None:
+        """What names some samples, where something is kept under their name."""
+        return SampleSet(kind, owner) if any(part.prefix for part in self.frozen) else None
 
     def _clean(self, images: Images, key: SampleSet | None) -> ClientSamples:
         return ClientSamples(images, self.dataset.normalise, Augment(), self.dtype, self.device, key=key)

@@ -1,28 +1,34 @@
 """What a run does not train: computed once where that is right, and with its batch normalisation folded."""
 
 import shutil
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from hashlib import blake2b
 from math import prod
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from protofed.clients.context import FrozenPart, RunContext
+from protofed.clients.feature_cache import FeatureCache
 from protofed.clients.features import MEMORY_LIMIT, FeatureBlock, FeatureKey, FeatureStore, bytes_of
-from protofed.clients.samples import SampleBatch, SampleSet
+from protofed.clients.samples import ClientSamples, SampleBatch, SampleSet
 from protofed.clients.training import set_modes, trained_names
 from protofed.errors import UserError
 from protofed.method import Method
 from protofed.models import ImageShape, Split, tensors
+from protofed.models.fast.onnx_frozen import frozen_extractor
 from protofed.models.fast.stand_ins import find_recipe, stand_in
+from protofed.models.freezing import Frozen, unwrapped
 from protofed.models.net import Net, Shortcut
 from protofed.seeding import generator
 
 FROZEN = ("auto", "cached", "plain")
 
+_EXTRACTED_TOGETHER = 32
 _TRIAL = 2
 """Images on which a stage is tried in both modes."""
 
@@ -102,7 +108,7 @@ def find_frozen(method: Method, model: Split, image_shape: ImageShape) -> Frozen
         for name, stage in model.stages().items()
         if not any(f"{name}.{param}" in trained for param, _ in stage.named_parameters())
     }
-    if not any(next(model.get_submodule(name).parameters(), None) is not None for name in untrained):
+    if not any(_has_weights(model.get_submodule(name)) for name in untrained):
         return FrozenPart()
     net = Net(deepcopy(model))
     set_modes(method, net)
@@ -116,7 +122,7 @@ def find_frozen(method: Method, model: Split, image_shape: ImageShape) -> Frozen
         h = stage(x)
         if in_training is not None and torch.equal(in_training, h):
             still.append(name)
-            recipe = find_recipe(stage, x)
+            recipe = find_recipe(unwrapped(stage), x)
             if recipe.folds:
                 recipes[name] = recipe
         x, shapes[name] = h, tuple(h.shape[1:])
@@ -127,8 +133,12 @@ def find_frozen(method: Method, model: Split, image_shape: ImageShape) -> Frozen
 def _leading(model: Split, still: list[str]) -> int:
     """How many stages come before the first that is not still; none where that would save nothing."""
     count = next((n for n, name in enumerate(model.stage_names) if name not in still), len(model.stage_names))
-    computes = any(next(model.get_submodule(name).parameters(), None) is not None for name in model.stage_names[:count])
+    computes = any(_has_weights(model.get_submodule(name)) for name in model.stage_names[:count])
     return count if computes else 0
+
+
+def _has_weights(stage: nn.Module) -> bool:
+    return next(unwrapped(stage).parameters(), None) is not None
 
 
 def feature_blocks(context: RunContext) -> dict[FeatureKey, FeatureBlock]:
@@ -142,7 +152,8 @@ def feature_blocks(context: RunContext) -> dict[FeatureKey, FeatureBlock]:
     for client in context.partition.clients:
         number = context.architecture_of(client)
         if number in widths:
-            for kind, rows in context.sample_counts(client).items():
+            for kind, count in context.sample_counts(client).items():
+                rows = count * context.views if kind == "train" else count
                 blocks[FeatureKey(SampleSet(kind, client), number)] = FeatureBlock(rows, widths[number])
     return {key: block for key, block in blocks.items() if block.rows}
 
@@ -156,13 +167,16 @@ def feature_store(context: RunContext, limit: int = MEMORY_LIMIT) -> FeatureStor
 class FrozenStages:
     """One architecture's frozen stages at work: their stand-ins, and the features behind its prefix."""
 
-    def __init__(self, context: RunContext, architecture: int, net: Net, store: FeatureStore | None) -> None:
+    def __init__(
+        self, context: RunContext, architecture: int, net: Net, store: FeatureStore | None, threads: int = 1
+    ) -> None:
         self._context = context
         self._architecture = architecture
         self._part = context.frozen[architecture]
         self._store = store if self._part.prefix else None
         self._model = context.models[architecture]
         self._net = net
+        self._threads = threads
 
     @cached_property
     def _as_they_were(self) -> dict[str, Tensor]:
@@ -177,7 +191,7 @@ class FrozenStages:
     def _shortcut(self) -> Shortcut:
         stages = self._model.stages()
         stand_ins = {
-            name: stand_in(stages[name], recipe, self._context.layout).to(self._context.device)
+            name: stand_in(unwrapped(stages[name]), recipe, self._context.layout).to(self._context.device)
             for name, recipe in self._part.recipes.items()
         }
         return Shortcut(stand_ins, len(self._part.prefix), self._lookup)
@@ -201,13 +215,27 @@ class FrozenStages:
 
     @torch.no_grad()
     def _fill(self, key: SampleSet, rows: Tensor) -> None:
-        """In chunks of the run's batch size and in the samples' order, so that it does not matter who does it."""
-        samples, size = self._context.sample_set(key), self._context.plan.batch
-        for start in range(0, len(samples), size):
-            h = self._net.model.between(
-                samples.clean(slice(start, start + size)), 0, len(self._part.prefix), self._shortcut.stand_ins
-            )
-            _as_maps(rows[start : start + size], self._part.shape, self._last()).copy_(h)
+        """In the samples' order and in chunks of a size of its own, so that it does not matter who does it."""
+        samples = self._context.sample_set(key)
+        size = self._context.plan.batch if self._backbone is None else _EXTRACTED_TOGETHER
+        for start in range(0, samples.rows, size):
+            chunk = torch.arange(start, min(start + size, samples.rows))
+            h = self._computed(samples, chunk) if self._backbone is None else self._backbone.features(samples, chunk)
+            _as_maps(rows[start : start + size], self._part.shape, self._last()).copy_(h.view(-1, *self._part.shape))
+
+    def _computed(self, samples: ClientSamples, rows: Tensor) -> Tensor:
+        """By the stages as they are."""
+        first, last = int(rows[0]), int(rows[-1]) + 1
+        x = samples.clean(slice(first, last)) if last <= len(samples) else samples.render(rows)
+        return self._net.model.between(x, 0, len(self._part.prefix), self._shortcut.stand_ins)
+
+    @cached_property
+    def _backbone(self) -> "Backbone | None":
+        """Where the weights of the prefix are the same for everybody, it has a runtime and a cache of its own."""
+        stages = {name: self._model.get_submodule(name) for name in self._part.prefix}
+        if all(isinstance(stage, Frozen) or not tensors(stage) for stage in stages.values()):
+            return Backbone(stages, self._context, self._threads)
+        return None
 
     def _last(self) -> bool:
         return self._context.layout == "channels-last" and len(self._part.shape) == 3
@@ -219,3 +247,38 @@ def _as_maps(rows: Tensor, shape: tuple[int, ...], channels_last: bool) -> Tenso
         return rows.view(-1, *shape)
     channels, height, width = shape
     return rows.view(-1, height, width, channels).permute(0, 3, 1, 2)
+
+
+class Backbone:
+    """Leading stages that are frozen for everybody, run by the fastest runtime at hand; what it computed is kept."""
+
+    def __init__(self, stages: Mapping[str, nn.Module], context: RunContext, threads: int) -> None:
+        self._extractor = frozen_extractor(map(unwrapped, stages.values()), context.dataset.image_shape, threads)
+        # The cache has float32; a run in another precision wants all of its digits.
+        self._cache = FeatureCache() if context.dtype == torch.float32 else None
+        self._key = self._fingerprint(stages, context)
+
+    def features(self, samples: ClientSamples, rows: Tensor) -> Tensor:
+        """What comes out for some rows, one flat vector each."""
+        digests = [samples.digest(row) for row in rows.tolist()] if self._cache is not None else []
+        known = {} if self._cache is None else self._cache.read(self._key, digests)
+        missing = [number for number in range(len(rows)) if not digests or digests[number] not in known]
+        if not missing:
+            return torch.stack([known[digest] for digest in digests])
+        new = self._extractor.features(samples.render(rows[missing])).flatten(1)
+        if self._cache is None:
+            return new
+        made = {digests[number]: feature for number, feature in zip(missing, new, strict=True)}
+        self._cache.write(self._key, made)
+        known.update(made)
+        return torch.stack([known[digest] for digest in digests])
+
+    def _fingerprint(self, stages: Mapping[str, nn.Module], context: RunContext) -> bytes:
+        """All that features depend on besides the images: stages, weights, size and runtime."""
+        about = f"{list(stages)} {context.dataset.image_shape} {self._extractor.runtime}"
+        digest = blake2b(about.encode(), digest_size=16)
+        for name, stage in stages.items():
+            for key, tensor in tensors(unwrapped(stage)).items():
+                digest.update(f"{name}.{key}".encode())
+                digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+        return digest.digest()

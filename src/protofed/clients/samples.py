@@ -1,47 +1,101 @@
 """One client's training images as its training loop sees them."""
 
-from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from protofed.data import Augment, Images, Normalise
+from protofed.seeding import generator
+
+SampleKind = Literal["train", "validation", "holdout", "test"]
 
 
 class SampleSet(NamedTuple):
     """Samples that are always read together and in one order."""
 
-    kind: Literal["train", "validation", "holdout", "test"]
+    kind: SampleKind
     owner: str
     """The client, or the domain of a test set."""
 
 
 class SampleBatch(Tensor):
-    """Clean images that know which samples they are, so that what was computed for those samples can be looked up.
+    """Images that know which samples they are, so that what was computed for those samples can be looked up.
 
-    Whatever is computed from them is a plain tensor that knows nothing: a method that changes its images has others.
+    They are made when something is computed from them, which gives a plain tensor that knows nothing: a method that
+    changes its images has others. A network whose first stages are frozen never asks for them.
     """
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
-    _source: tuple[SampleSet, Tensor, int]
+    @staticmethod
+    def __new__(cls, like: Tensor, rows: Tensor, samples: SampleSet, make: Callable[[Tensor], Tensor]) -> "SampleBatch":
+        """A batch of images such as `like`, an empty batch."""
+        shape = (len(rows), *like.shape[1:])
+        return torch.Tensor._make_wrapper_subclass(cls, shape, dtype=like.dtype, device=like.device)
 
-    @classmethod
-    def of(cls, x: Tensor, samples: SampleSet, rows: Tensor) -> "SampleBatch":
-        """The images `x`, which are these rows of a sample set."""
-        batch = x.as_subclass(cls)
-        batch._source = samples, rows, batch._version
-        return batch
+    def __init__(self, like: Tensor, rows: Tensor, samples: SampleSet, make: Callable[[Tensor], Tensor]) -> None:
+        self._rows = rows
+        self._samples = samples
+        self._make = make
+        self._images: Tensor | None = None
+        self._version_made = 0
 
     @property
     def source(self) -> tuple[SampleSet, Tensor] | None:
         """The sample set and the rows of it; None once the images were changed in place."""
-        samples, rows, version = self._source
-        return (samples, rows) if self._version == version else None
+        changed = self._images is not None and self._images._version != self._version_made
+        return None if changed else (self._samples, self._rows)
+
+    def images(self) -> Tensor:
+        """The images themselves."""
+        if self._images is None:
+            self._images = self._make(self._rows)
+            self._version_made = self._images._version
+        return self._images
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Shape and the like are known; everything else is asked of the images."""
+        if func in _DESCRIPTIONS:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        return _with_images(func, args, kwargs)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """For what reaches torch without its Python interface."""
+        return _with_images(func, args, kwargs)
+
+
+_DESCRIPTIONS = {
+    Tensor.__len__,
+    Tensor.size,
+    Tensor.dim,
+    Tensor.is_floating_point,
+    *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "requires_grad")),
+}
+
+
+def _with_images(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Any:
+    plain, named = tree_map(
+        lambda each: each.images() if isinstance(each, SampleBatch) else each, (args, dict(kwargs or {}))
+    )
+    return func(*plain, **named)
 
 
 class ClientSamples:
-    """Batches of normalised images: clean ones in order, or shuffled and augmented ones for an epoch of training."""
+    """Batches of normalised images: clean ones in order, or shuffled and augmented ones for an epoch of training.
+
+    With `views` every image has that many looks that never change: the first is the image as it is, the others are
+    augmented, each by the image's own chance. An epoch of training then takes one of them of each image. Rows count
+    through the images of the first view, then of the second, and so on.
+    """
 
     def __init__(
         self,
@@ -53,6 +107,7 @@ class ClientSamples:
         balanced: bool = False,
         validation: "ClientSamples | None" = None,
         key: SampleSet | None = None,
+        views: int = 1,
     ) -> None:
         self.validation = validation
         self._balanced = balanced
@@ -62,16 +117,24 @@ class ClientSamples:
         self._augment = augment
         self._dtype = dtype
         self._key = key
+        self._views = views
         self._clean: Tensor | None = None
+        self._like = torch.empty(0, *images.x.shape[1:], dtype=dtype, device=device)
 
     def __len__(self) -> int:
         return len(self.y)
+
+    @property
+    def rows(self) -> int:
+        """Images and their views."""
+        return len(self) * self._views
 
     def batches(self, size: int = 256) -> Iterator[tuple[Tensor, Tensor]]:
         """Every sample once, clean and in order."""
         for start in range(0, len(self), size):
             part = slice(start, start + size)
-            yield self._keyed(self.clean(part), torch.arange(start, min(start + size, len(self)))), self.y[part]
+            rows = torch.arange(start, min(start + size, len(self)))
+            yield self._batch(rows, lambda _, part=part: self.clean(part)), self.y[part]  # type: ignore[misc]
 
     def clean(self, part: slice) -> Tensor:
         """Some samples as they are, normalised."""
@@ -81,14 +144,30 @@ class ClientSamples:
         """Some images as they came, uint8 on the CPU."""
         return self._pixels[chosen.to(self._pixels.device)].cpu()
 
+    def render(self, rows: Tensor) -> Tensor:
+        """The images of some rows as their views show them, normalised."""
+        return self._normalise(torch.stack([self._view(row) for row in rows.tolist()]), self._dtype)
+
+    def digest(self, row: int) -> bytes:
+        """What the image of a row depends on, whoever holds it."""
+        view, index = divmod(row, len(self))
+        content = self._pixels[index].cpu().contiguous().numpy().tobytes()
+        about = f"{self._normalise} {tuple(self._like.shape)}" + (f" {view} {self._augment}" if view else "")
+        return blake2b(content, digest_size=16, key=blake2b(about.encode(), digest_size=32).digest()).digest()
+
+    def _view(self, row: int) -> Tensor:
+        view, index = divmod(row, len(self))
+        image = self._pixels[index]
+        if not view:
+            return image
+        content = blake2b(image.cpu().contiguous().numpy().tobytes(), digest_size=8).hexdigest()
+        return self._augment(image[None], generator(view, "view", content))[0]
+
     def epoch(self, size: int, order: torch.Generator, chance: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
         """Every sample once, shuffled by `order` and augmented by `chance`.
 
         Balanced: as many samples, drawn with replacement so that every class is equally likely.
         """
-        if self._clean is None and not self._augment:
-            # Without augmentation a sample looks the same in every epoch, so the work is done once.
-            self._clean = self._normalise(self._pixels, self._dtype)
         for chosen in torch.split(self._shuffled(order).to(self.y.device), size):
             yield self._training_batch(chosen, chance)
 
@@ -97,12 +176,21 @@ class ClientSamples:
         return self._training_batch(chosen.to(self.y.device), chance)
 
     def _training_batch(self, chosen: Tensor, chance: torch.Generator) -> tuple[Tensor, Tensor]:
-        if self._clean is None:
+        if self._views > 1:
+            views = torch.randint(self._views, (len(chosen),), generator=chance).to(chosen.device)
+            return self._batch(views * len(self) + chosen, self.render), self.y[chosen]
+        if self._augment:
             return self._normalise(self._augment(self._pixels[chosen], chance), self._dtype), self.y[chosen]
-        return self._keyed(self._clean[chosen], chosen), self.y[chosen]
+        return self._batch(chosen, self._unchanging), self.y[chosen]
 
-    def _keyed(self, x: Tensor, rows: Tensor) -> Tensor:
-        return x if self._key is None else SampleBatch.of(x, self._key, rows)
+    def _unchanging(self, chosen: Tensor) -> Tensor:
+        """Without augmentation a sample looks the same in every epoch, so the work is done once."""
+        if self._clean is None:
+            self._clean = self._normalise(self._pixels, self._dtype)
+        return self._clean[chosen]
+
+    def _batch(self, rows: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor:
+        return make(rows) if self._key is None else SampleBatch(self._like, rows, self._key, make)
 
     def _shuffled(self, order: torch.Generator) -> Tensor:
         if not self._balanced:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from protofed.clients import ClientSide, Job, Prepared, Result
 from protofed.records import Message
+from protofed.system import cores
 
 
 class LoopEngine:
@@ -15,7 +16,7 @@ class LoopEngine:
     trains_groups = True
 
     def __init__(self, prepared: Prepared) -> None:
-        self._side = ClientSide(prepared)
+        self._side = ClientSide(prepared, threads=cores())
 
     def perform(self, jobs: Sequence[tuple[Job, Message]]) -> Iterator[tuple[Job, Result]]:
         """Each job in turn."""
