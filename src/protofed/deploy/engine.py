@@ -26,13 +26,13 @@ class AcceptedRounds:
         self._answered: dict[str, int] = {}
 
     def learn(self, rounds: Iterable[Mapping[str, Any]]) -> None:
-        """From the rounds that are committed."""
+        """Take over the rounds that are committed."""
         for record in rounds:
             missing = {event["client"] for event in record["events"] if event["event"] == "left out"}
             self.commit([client for client in record["participants"] if client not in missing], record["round"] - 1)
 
     def answered(self, client: str, round: int) -> None:
-        """A site has trained and its upload has come."""
+        """Note that a site has trained and its upload has arrived."""
         self._answered[client] = round
 
     def last(self, client: str) -> int | None:
@@ -40,17 +40,17 @@ class AcceptedRounds:
         return self._answered.get(client, self._settled.get(client))
 
     def withdraw(self, client: str, round: int) -> None:
-        """Its upload cannot be used after all."""
+        """Forget an upload that cannot be used after all."""
         self._answered.pop(client, None)
 
     def commit(self, clients: Iterable[str], round: int) -> None:
-        """A round is permanent."""
+        """Make a round permanent."""
         for client in clients:
             self._settled[client] = round
         self._answered.clear()
 
     def withdraw_all(self) -> None:
-        """The round in flight is forgotten."""
+        """Forget the round in flight."""
         self._answered.clear()
 
 
@@ -70,7 +70,7 @@ class SitesEngine:
         self._timeout = timeout
 
     def perform(self, jobs: Sequence[tuple[Job, Message]]) -> Iterator[tuple[Job, Result]]:
-        """The results as they come; who does not answer in time has failed."""
+        """The results as they come; a site that does not answer in time has failed."""
         members = [(job, message) for job, message in jobs if self._site(job) in self.nodes]
         messages = [self._address(job, message) for job, message in members]
         for job, _ in jobs:

@@ -19,9 +19,9 @@ from protofed.engines.flower import envelope_in, to_record_dict
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
-    from flwr.supercore.control import ControlHttpClient
+    from flwr.supercore.control import ControlHttpClient as ControlHttpClient
     from flwr.supercore.heartbeat import HeartbeatSender
-    from flwr.supercore.runtime import RuntimeHttpClient
+    from flwr.supercore.runtime import RuntimeHttpClient as RuntimeHttpClient
     from flwr.superlink.grid import HttpGrid
 
 ANSWER_SENT = "Sent successfully"

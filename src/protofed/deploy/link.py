@@ -13,7 +13,6 @@ from protofed.errors import UserError
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
-    from flwr.supercore.control import ControlHttpClient
 
 _START_SECONDS = 120.0
 _TASK_SECONDS = 60.0
@@ -115,7 +114,7 @@ class SuperLink:
         raise RuntimeError("Flower gives out no task for its run")
 
     @contextmanager
-    def _control(self) -> Iterator["ControlHttpClient"]:
+    def _control(self) -> Iterator["flower.ControlHttpClient"]:
         if not self._secret_file.exists():
             raise UserError(f"no server has been started with the keys in {self._keys.folder}")
         try:

@@ -8,16 +8,12 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from protofed.deploy import flower, supernode
 from protofed.deploy.keys import SiteKeys
 from protofed.deploy.programs import Program, flower_program, free_port, new_secret, wait_for
 from protofed.deploy.supernode import pause_after
 from protofed.errors import UserError
-
-if TYPE_CHECKING:
-    from flwr.supercore.runtime import RuntimeHttpClient
 
 log = logging.getLogger("protofed")
 
@@ -84,7 +80,7 @@ class SuperNode:
         if self._program is not None:
             self._program.end()
 
-    def _connect(self) -> "RuntimeHttpClient":
+    def _connect(self) -> "flower.RuntimeHttpClient":
         return flower.runtime_client(self._address, self._secret, None)
 
     def _restart(self, restarts: int) -> None:
@@ -99,7 +95,7 @@ class SuperNode:
         self.start()
 
     @staticmethod
-    def _next_task(client: "RuntimeHttpClient") -> str | None:
+    def _next_task(client: "flower.RuntimeHttpClient") -> str | None:
         try:
             return flower.acquire_task(client, "client")
         except ConnectionError:

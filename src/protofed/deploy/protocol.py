@@ -27,7 +27,7 @@ _OWN = ("data_root", "weights", "plugin", "device", "workers")
 
 @dataclass(frozen=True)
 class RunTerms:
-    """What a run is: the same for all who take part."""
+    """What a run is, the same for all sites."""
 
     run: str
     options: Mapping[str, Any]
@@ -97,5 +97,5 @@ class SiteRequest:
 
 
 def fingerprint(file: str | None) -> str | None:
-    """Of a file that all parties must have alike."""
+    """The sha256 of a file that must be the same everywhere."""
     return None if file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()

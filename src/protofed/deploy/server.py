@@ -1,4 +1,4 @@
-"""The server: waits for the sites, agrees with them on the terms, runs the federation over them, and says goodbye."""
+"""The server: waits for the sites, agrees with them on the run, trains with them, and has them keep the final model."""
 
 import json
 import logging
@@ -84,7 +84,7 @@ def serve(
 
 
 class _Server:
-    """One run over the sites, from the first hello to the last goodbye."""
+    """One run over the sites, from the first hello to the last finish."""
 
     def __init__(
         self,
@@ -140,14 +140,14 @@ class _Server:
         return census
 
     def _refuse_too_few_members(self) -> None:
-        """More than there are would never come."""
+        """More sites than there are members would never come."""
         members, wanted = self._engine.nodes, self._limits.min_sites or 1
         if wanted > len(members):
             named = ", ".join(members) or "nobody"
             raise UserError(f"--min-sites {wanted} is more than the members, {named}; admit others, or ask for fewer")
 
     def _hellos(self, members: Sequence[str]) -> dict[str, Hello]:
-        """What they say of themselves, once enough of them are there."""
+        """What the members say of themselves, once enough of them are connected."""
         enough = min(self._limits.min_sites or len(members), len(members))
         deadline = time.monotonic() + self._limits.wait
         hellos: dict[str, Hello] = {}
@@ -177,19 +177,19 @@ class _Server:
         return hellos
 
     def _fixed_shape(self) -> tuple[int, int, int] | None:
-        """Where the run says how large and how colourful images are."""
+        """The shape of images where the run's options fix it."""
         channels, side = self._options.settings_for("data").get("channels"), self._options.image_size
         return None if channels is None or side is None else (int(channels), side, side)
 
     def _agree(self, census: Census) -> Assembly:
-        """Assemble the run for these sites, and make it the terms."""
+        """Assemble the run for these sites, and send its terms from now on."""
         dataset = census.dataset(self._options.settings_for("data").get("normalise"))
         assembly = assemble(self._options, self._folder.clients, dataset)
         self._engine.terms = RunTerms.of(self._identity, self._options, census)
         return assembly
 
     def _begin(self, sites: Sequence[str]) -> None:
-        """Every site has a look at the terms; who refuses says why. Who is silent learns them with its first job."""
+        """Every site checks the terms, and may refuse with a reason; a silent one gets them with its first job."""
         request = SiteRequest("begin", self._engine.terms)
         refusals = []
         for name, reply in self._engine.ask(dict.fromkeys(sites, request), self._limits.round_timeout):
@@ -209,10 +209,10 @@ class _Server:
     # Round by round
 
     def _rounds(self, federation: Federation) -> Iterator[dict[str, Any]]:
-        """The rounds, with a look at the members before each; one that too few took part in is begun again."""
+        """The rounds, each after a check of the members; one that too few took part in is begun again."""
         tries = 0
         while federation.rounds_done < federation.context.plan.rounds:
-            self._look_after_members(federation)
+            self._update_members(federation)
             try:
                 record = next(federation.rounds())
             except TooFewClients as problem:
@@ -227,10 +227,10 @@ class _Server:
                 continue
             tries = 0
             yield record
-        self._say_goodbye(federation)
+        self._finish_run(federation)
 
-    def _look_after_members(self, federation: Federation) -> None:
-        """Shut out whose key was revoked, and let in who has come late."""
+    def _update_members(self, federation: Federation) -> None:
+        """Shut out sites whose key was revoked, and let in those that come late."""
         self._engine.nodes = self._link.admit_members()
         self._refuse_too_few_members()
         assert self._engine.terms is not None
@@ -257,8 +257,8 @@ class _Server:
             self._remember(census)
             federation.notes.append({"client": f"{name}-0", "event": "joined", "reason": "it has come late"})
 
-    def _say_goodbye(self, federation: Federation) -> None:
-        """Every site is sent what it would use now, and keeps its final model; who is away has time to come back."""
+    def _finish_run(self, federation: Federation) -> None:
+        """Send every site what it would use now, for it to keep its final model; those away have time to come back."""
         round = federation.context.plan.rounds
         requests = {}
         for client in federation.context.partition.clients:
@@ -267,7 +267,7 @@ class _Server:
                 "finish", self._engine.terms, self._accepted.last(client), body
             )
         deadline = time.monotonic() + self._limits.round_timeout
-        while absent := self._finish(requests, max(deadline - time.monotonic(), _PAUSE)):
+        while absent := self._send_finish(requests, max(deadline - time.monotonic(), _PAUSE)):
             requests = {name: requests[name] for name in absent}
             if time.monotonic() > deadline:
                 for name, reason in absent.items():
@@ -275,8 +275,8 @@ class _Server:
                 break
             time.sleep(_PAUSE)
 
-    def _finish(self, requests: Mapping[str, SiteRequest], seconds: float) -> dict[str, str]:
-        """Who has not answered, and why; a refusal is an answer."""
+    def _send_finish(self, requests: Mapping[str, SiteRequest], seconds: float) -> dict[str, str]:
+        """The sites that have not answered, and why; a refusal is an answer."""
         absent = {}
         for name, reply in self._engine.ask(requests, seconds):
             if isinstance(reply, Failed):

@@ -47,7 +47,7 @@ from protofed.system import one_thread, write_atomically
 log = logging.getLogger("protofed")
 
 _OUR_ERRORS = (BadMessage.__name__, UserError.__name__)
-"""Whose texts name fields and options, never data."""
+"""Errors whose texts name fields and options, never data."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class Site:
         return type(job).__name__.lower(), job.round + 1, encode_result(result)
 
     def _run_with(self, terms: RunTerms) -> "_SiteRun":
-        """The run with these terms; the same one as before unless they have changed."""
+        """The run with these terms: the present one, or a new one where they have changed."""
         if self._run is None or self._run.terms != terms:
             if terms.protofed != version("protofed"):
                 raise Refused(f"it runs protofed {version('protofed')}, the server {terms.protofed}; install the same")
@@ -222,7 +222,7 @@ class _SiteRun:
             self._side = ClientSide(assembly.prepared)
 
     def perform(self, job: Job, message: Message, accepted: int | None) -> Result:
-        """Do a job that is about this site, from the state that the server counts on."""
+        """Do a job of this site's client, from the state after the last round that the server accepted."""
         mine = isinstance(job, Train | Project) and job.client == self._client
         mine |= isinstance(job, Evaluate) and (job.client == self._client or job.domain == self._domain)
         if not mine:

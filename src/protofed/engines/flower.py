@@ -1,8 +1,8 @@
 """Jobs and results as Flower messages, and the engine that sends them to the nodes of Flower's simulation.
 
 A job or a result is an envelope of bytes: one uint8 array in a message, one in its reply. `send_and_receive` carries
-envelopes over any Flower grid, that of the simulation here or that of a deployment; who does not answer in time has
-failed. Flower is optional, so it is imported only where it is used.
+envelopes over any Flower grid, that of the simulation here or that of a deployment; a node that does not answer in
+time has failed. Flower is optional, so it is imported only where it is used.
 """
 
 import logging
@@ -68,7 +68,7 @@ _SIMULATION_PAUSE = 0.02
 
 
 def prepare_flower() -> None:
-    """Before the first import of Flower in a process, or the start of one of its programs."""
+    """Call it before the first import of Flower in a process, and before one of its programs is started."""
     if find_spec("flwr") is None:
         raise UserError("this needs Flower, which is not installed; pip install 'protofed[flower]'")
     os.environ.update(_ENVIRONMENT)
