@@ -20,8 +20,8 @@ import torch
 
 import protofed
 from benchmarks import RESULTS, report, table
+from benchmarks.loopback import Loopback
 from protofed.data import Dataset, Domain, Images, load
-from protofed.deploy.loopback import Loopback
 from protofed.seeding import generator
 
 _OPTIONS = ("--model", "lenet5", "--epochs", "2")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from local_sites import Federation
 
-from protofed.engines.grid import prepare_flower
+from protofed.engines.flower import prepare_flower
 from protofed.testing import toy_data
 
 

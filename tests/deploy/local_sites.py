@@ -9,11 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from protofed.deploy.engine import AcceptedRounds
-from protofed.deploy.link import Node
+from protofed.deploy.flower import MemberNode
 from protofed.deploy.policy import Policy
-from protofed.deploy.server import Patience, _Server
+from protofed.deploy.server import WaitLimits, _Server
 from protofed.deploy.site import Site, SiteData
-from protofed.engines.grid import packed, unpacked
+from protofed.engines.flower import envelope_in, to_record_dict
 from protofed.federation import RunFolder
 from protofed.runs import Run
 from protofed.runs.options import make_options
@@ -48,13 +48,13 @@ class Grid:
             identity = str(self._sent)
             message.metadata.__dict__["_message_id"] = identity
             try:
-                reply = self.answers[message.metadata.dst_node_id](unpacked(message, "server"))
+                reply = self.answers[message.metadata.dst_node_id](envelope_in(message, "server"))
             except ConnectionError:
                 identities.append("")
                 continue
             if reply is not None:
                 self.carried.append(reply)
-                self._replies[identity] = Message(packed(reply), reply_to=message)
+                self._replies[identity] = Message(to_record_dict(reply), reply_to=message)
             identities.append(identity)
         return identities
 
@@ -101,23 +101,23 @@ class Federation:
         self.grid.answers[self.node(name)] = lambda envelope: change(envelope, self.sites[name].answer)
 
     def run(self, method: str, out: str = "run", *, resume: bool = False, **options: Any) -> Run:
-        patience = options.pop("patience", Patience(round_timeout=0.3, wait=1.0))
+        limits = options.pop("limits", WaitLimits(round_timeout=0.3, wait=1.0))
         callbacks = options.pop("callbacks", [])
         given = {**OPTIONS, "method": method, **options}
-        chosen = make_options({**given, "data": "sites", "protocol": "one-per-domain", "engine": "flower"})
+        run_options = make_options({**given, "data": "sites", "protocol": "one-per-domain", "engine": "flower"})
         path = self.folder / out
-        ledger = AcceptedRounds(path / "clients")
-        folder = RunFolder(path, ledger)
+        accepted = AcceptedRounds(path / "clients")
+        folder = RunFolder(path, accepted)
         if resume:
-            ledger.learn(folder.rounds())
+            accepted.learn(folder.rounds())
         link: Any = SimpleNamespace(
-            nodes=lambda: [Node(name, self.node(name), b"", name in self.online, "") for name in self.members],
+            nodes=lambda: [MemberNode(name, self.node(name), b"", name in self.online, "") for name in self.members],
             admit_members=lambda: {name: self.node(name) for name in self.members},
         )
         grid: Any = self.grid
         with one_thread():
             try:
-                return _Server(link, grid, folder, ledger, chosen, patience).run(resume, callbacks)
+                return _Server(link, grid, folder, accepted, run_options, limits).run(resume, callbacks)
             finally:
                 folder.release()
 

@@ -17,8 +17,8 @@ from protofed.clients import Trained, decode_result, encode_result, unpack
 from protofed.data import load
 from protofed.deploy import server
 from protofed.deploy.policy import Policy
-from protofed.deploy.protocol import Question
-from protofed.deploy.server import Patience
+from protofed.deploy.protocol import SiteRequest
+from protofed.deploy.server import WaitLimits
 from protofed.errors import UserError
 from protofed.method import knob
 from protofed.methods.i2pfl import I2PFL
@@ -35,19 +35,19 @@ def reference(three: Federation, method: str, out: str = "reference", **options:
 
 def equal(three: Federation, run: protofed.Run, expected: dict[str, Any]) -> None:
     """The server's files, the rounds, and the clients' states at the sites."""
-    found = {name: value for name, value in results_of(run.path).items() if not name.startswith("clients/")}
-    found |= {f"clients/{name}": state for name, state in three.states().items()}
-    assert found["rounds.jsonl"] == expected["rounds.jsonl"]
-    assert sorted(found) == sorted(expected)
-    assert [name for name in expected if found[name] != expected[name]] == []
+    results = {name: value for name, value in results_of(run.path).items() if not name.startswith("clients/")}
+    results |= {f"clients/{name}": state for name, state in three.states().items()}
+    assert results["rounds.jsonl"] == expected["rounds.jsonl"]
+    assert sorted(results) == sorted(expected)
+    assert [name for name in expected if results[name] != expected[name]] == []
 
 
 def job_in(envelope: bytes) -> tuple[str, int] | None:
     """What a message asks to be done, and in which round."""
-    question = Question.read(envelope)
-    if question.ask != "job":
+    request = SiteRequest.from_bytes(envelope)
+    if request.kind != "job":
         return None
-    header = unpack(question.body, "server")[0]
+    header = unpack(request.body, "server")[0]
     return header["job"], header["round"]
 
 
@@ -90,13 +90,13 @@ def test_a_site_that_is_away_at_the_end_has_time_to_come_back(
 
     def comes_back(envelope: bytes, site: Any) -> bytes | None:
         nonlocal away
-        if Question.read(envelope).ask == "finish" and away:
+        if SiteRequest.from_bytes(envelope).kind == "finish" and away:
             away -= 1
             raise ConnectionError
         return site(envelope)
 
     three.between("b", comes_back)
-    three.run("i2pfl", patience=Patience(round_timeout=5.0, wait=1.0))
+    three.run("i2pfl", limits=WaitLimits(round_timeout=5.0, wait=1.0))
     assert away == 0
     assert all(list((three.folder / "state" / name).glob("runs/*/model.safetensors")) for name in ("a", "b", "c"))
 
@@ -176,7 +176,7 @@ def test_a_site_that_dies_while_it_answers_holds_nobody_up(three: Federation) ->
         return site(envelope)
 
     three.between("b", dies)
-    run = three.run("i2pfl", rounds=3, patience=Patience(round_timeout=2.0, wait=1.0))
+    run = three.run("i2pfl", rounds=3, limits=WaitLimits(round_timeout=2.0, wait=1.0))
     assert run.rounds[1]["events"][0]["reason"] == "it did not answer within 2 s"
     as_if_left_out(three, run)
 
@@ -254,7 +254,7 @@ def test_too_few_sites_begin_the_round_again(three: Federation) -> None:
         return site(envelope)
 
     three.between("b", sometimes)
-    run = three.run("i2pfl", patience=Patience(min_sites=3, round_timeout=0.2, wait=1.0))
+    run = three.run("i2pfl", limits=WaitLimits(min_sites=3, round_timeout=0.2, wait=1.0))
     equal(three, run, reference(three, "i2pfl"))
 
 
@@ -264,10 +264,10 @@ def test_a_run_ends_where_too_few_members_are_left_and_goes_on_with_fewer(three:
             if "c" in three.members:
                 three.members.remove("c")
 
-    patience = Patience(min_sites=3, round_timeout=0.3, wait=1.0)
+    limits = WaitLimits(min_sites=3, round_timeout=0.3, wait=1.0)
     with pytest.raises(UserError, match="--min-sites 3 is more than the members, a, b; admit others"):
-        three.run("i2pfl", patience=patience, callbacks=[Revokes()])
-    run = three.run("i2pfl", resume=True, patience=Patience(min_sites=2, round_timeout=0.3, wait=1.0))
+        three.run("i2pfl", limits=limits, callbacks=[Revokes()])
+    run = three.run("i2pfl", resume=True, limits=WaitLimits(min_sites=2, round_timeout=0.3, wait=1.0))
     assert [(event["client"], event["event"]) for event in run.rounds[1]["events"]] == [
         ("c-0", "left out"),
         ("c", "not evaluated"),
@@ -386,13 +386,13 @@ def test_a_site_that_does_not_come_is_named(three: Federation) -> None:
 
 def test_more_sites_than_there_are_cannot_be_asked_for(three: Federation) -> None:
     with pytest.raises(UserError, match="--min-sites 4 is more than the members, a, b, c"):
-        three.run("i2pfl", patience=Patience(min_sites=4))
+        three.run("i2pfl", limits=WaitLimits(min_sites=4))
     assert not (three.folder / "run").exists()
 
 
 def test_fewer_sites_may_begin(three: Federation) -> None:
     three.online.discard("b")
-    run = three.run("i2pfl", patience=Patience(min_sites=2, round_timeout=0.3, wait=1.0))
+    run = three.run("i2pfl", limits=WaitLimits(min_sites=2, round_timeout=0.3, wait=1.0))
     assert run.rounds[0]["participants"] == ["a-0", "c-0"]
 
 

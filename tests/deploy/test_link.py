@@ -12,7 +12,7 @@ pytest.importorskip("flwr")
 import httpx
 
 from protofed.deploy.keys import make_keys, revoke, server_keys, site_keys
-from protofed.deploy.link import Link
+from protofed.deploy.link import SuperLink
 from protofed.deploy.programs import free_port
 from protofed.deploy.superlink import SECRET_HEADER
 
@@ -29,15 +29,15 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def link(keys: Path) -> Iterator[Link]:
-    link = Link(server_keys(keys), site_keys(keys / "sites/north").server)
+def link(keys: Path) -> Iterator[SuperLink]:
+    link = SuperLink(server_keys(keys), site_keys(keys / "sites/north").server)
     link.start()
     yield link
     link.end()
 
 
 @pytest.fixture
-def outside(keys: Path, link: Link) -> Iterator[httpx.Client]:  # noqa: ARG001 - it must be running
+def outside(keys: Path, link: SuperLink) -> Iterator[httpx.Client]:  # noqa: ARG001 - it must be running
     """Someone who reaches the port and trusts the server."""
     from flwr.supercore.version import package_version
 
@@ -65,8 +65,8 @@ def test_nobody_gets_in_without_a_secret_a_key_or_a_token(outside: httpx.Client)
 def test_administration_takes_the_secret(keys: Path, outside: httpx.Client) -> None:
     secret = (keys / "server/link/secret").read_text()
     assert (keys / "server/link/secret").stat().st_mode & 0o077 == 0
-    for told, status in (("", 403), (secret[:-1], 403), ("0" * len(secret), 403), (secret, 200)):
-        assert outside.post("/v1/control/list-nodes", headers={SECRET_HEADER: told}).status_code == status
+    for given, status in (("", 403), (secret[:-1], 403), ("0" * len(secret), 403), (secret, 200)):
+        assert outside.post("/v1/control/list-nodes", headers={SECRET_HEADER: given}).status_code == status
 
 
 def test_what_flower_offers_beside_is_behind_the_door(keys: Path, outside: httpx.Client) -> None:
@@ -80,7 +80,7 @@ def test_what_flower_offers_beside_is_behind_the_door(keys: Path, outside: httpx
 
 
 @pytest.mark.parametrize(("name", "status"), [("north", 200), ("stranger", 412)])
-def test_a_node_needs_a_members_key(name: str, status: int, keys: Path, link: Link) -> None:  # noqa: ARG001
+def test_a_node_needs_a_members_key(name: str, status: int, keys: Path, link: SuperLink) -> None:  # noqa: ARG001
     assert _activate(site_keys(keys / "sites" / name)) == status
 
 
@@ -109,7 +109,7 @@ def _activate(site: Any) -> int:
     return 200
 
 
-def test_members_are_those_whose_keys_are_there(keys: Path, link: Link) -> None:
+def test_members_are_those_whose_keys_are_there(keys: Path, link: SuperLink) -> None:
     """Keys come and go while the server works."""
     assert set(link.admit_members()) == {"north"}
     make_keys(keys, site_keys(keys / "sites/north").server, ["late"])

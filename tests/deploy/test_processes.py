@@ -1,10 +1,11 @@
 """Real processes on loopback, with TLS and keys: a SuperLink, the server, and sites with their SuperNodes."""
 
+import importlib
 import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,8 +16,11 @@ from protofed.testing import results_of
 pytest.importorskip("flwr")
 
 from protofed.deploy.keys import make_keys, revoke
-from protofed.deploy.loopback import Loopback
 
+if TYPE_CHECKING:
+    from benchmarks.loopback import Loopback
+
+ROOT = Path(__file__).parents[2]
 OPTIONS = ["--model", "mlp", "--set", "model.hidden=32"]
 DOMAINS = ("mnist", "optdigits", "syn_generated")
 IMAGES = 120
@@ -25,11 +29,13 @@ SECONDS = 800
 
 
 @pytest.fixture
-def deployment(tmp_path: Path) -> Iterator[Any]:
+def deployment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.syspath_prepend(str(ROOT))
+    loopback = importlib.import_module("benchmarks.loopback")
     made: list[Loopback] = []
 
-    def make(*sites: str) -> Loopback:
-        made.append(Loopback(tmp_path, load("digits", domains=",".join(sites)), images=IMAGES))
+    def make(*sites: str) -> "Loopback":
+        made.append(loopback.Loopback(tmp_path, load("digits", domains=",".join(sites)), images=IMAGES))
         return made[-1]
 
     yield make
@@ -37,13 +43,13 @@ def deployment(tmp_path: Path) -> Iterator[Any]:
         each.end()
 
 
-def reference(federation: Loopback, method: str, **options: Any) -> dict[str, Any]:
+def reference(federation: "Loopback", method: str, **options: Any) -> dict[str, Any]:
     """The same run in one process."""
     given = {"model": "mlp", "set": {"model.hidden": 32}, "engine": "loop", "rounds": 2, **options}
     return results_of(protofed.run(method, str(federation.data), out=federation.folder / "reference", **given).path)
 
 
-def start_server_and_stranger(federation: Loopback, *arguments: str) -> None:
+def start_server_and_stranger(federation: "Loopback", *arguments: str) -> None:
     """The stranger has a good key, of which nobody has told the server."""
     make_keys(federation.keys, federation.address, ["stranger"])
     (federation.keys / "server/sites/stranger.pub").unlink()
@@ -66,10 +72,10 @@ def test_two_sites_equal_a_run_in_one_process_and_an_unknown_key_is_refused(depl
     assert federation.wait("server", SECONDS) == 0, federation.log("server")
     for name in DOMAINS[:2]:
         assert federation.wait(name, SECONDS) == 0, federation.log(name)
-    found = federation.results()
-    assert found["rounds.jsonl"] == expected["rounds.jsonl"]
-    assert sorted(found) == sorted(expected)
-    assert [name for name in expected if found[name] != expected[name]] == []
+    results = federation.results()
+    assert results["rounds.jsonl"] == expected["rounds.jsonl"]
+    assert sorted(results) == sorted(expected)
+    assert [name for name in expected if results[name] != expected[name]] == []
     sent = (federation.state("mnist") / "sent.jsonl").read_text().splitlines()
     assert sum(json.loads(line)["kind"] == "train" for line in sent) == 2
     assert not (federation.state("stranger") / "sent.jsonl").exists()
@@ -103,15 +109,15 @@ def test_a_site_killed_in_the_first_round(deployment: Any, tmp_path: Path) -> No
     assert federation.wait("server", SECONDS) == 0, federation.log("server")
     for name in DOMAINS:
         assert federation.wait(name, SECONDS) == 0, federation.log(name)
-    found = federation.results()
+    results = federation.results()
     settings = {"model.hidden": 32, "dies": "off"}
     expected = reference(federation, "ordeal", rounds=3, plugin=[str(plugin)], set=settings)
-    rounds, wanted = found.pop("rounds.jsonl"), expected.pop("rounds.jsonl")
+    rounds, wanted = results.pop("rounds.jsonl"), expected.pop("rounds.jsonl")
     events = [[(event["client"], event["event"]) for event in line.pop("events")] for line in rounds]
     assert events == [[("optdigits-0", "left out")], [], []]
     assert events == [[(event["client"], event["event"]) for event in line.pop("events")] for line in wanted]
     assert rounds == wanted
-    assert [name for name in expected if found[name] != expected[name]] == []
+    assert [name for name in expected if results[name] != expected[name]] == []
 
 
 ORDEAL = '''
@@ -154,9 +160,9 @@ def test_the_server_is_killed_and_resumed(deployment: Any) -> None:
     federation.start_server("--resume")
     assert federation.wait("server", SECONDS) == 0, federation.log("server")
     expected = reference(federation, "i2pfl", rounds=4)
-    found = federation.results()
-    assert found["rounds.jsonl"] == expected["rounds.jsonl"]
-    assert [name for name in expected if found[name] != expected[name]] == []
+    results = federation.results()
+    assert results["rounds.jsonl"] == expected["rounds.jsonl"]
+    assert [name for name in expected if results[name] != expected[name]] == []
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.stats import norm
 
-from protofed.guards import Mechanism, PrivacyLedger, parse_guard
+from protofed.guards import PrivacyLedger, SampledGaussianMechanism, parse_guard
 from protofed.method import Plan
 from protofed.records import ClassTable, Mean, Record, Weights
 from protofed.registry import find_method
@@ -33,11 +33,17 @@ def ledger(guard: str, upload: Any = None, batch: int = 10) -> PrivacyLedger:
 
 def test_the_mechanisms_of_a_client() -> None:
     book = ledger("clip=1,noise=1.5,row_noise=4,subsample=0.5")
-    assert book.mechanisms("a", [0, 2]) == [Mechanism(1.5, 0.1, 30), Mechanism(4.0, 0.5, 2)]
-    assert book.mechanisms("b", [1]) == [Mechanism(1.5, 10 / 55, 12), Mechanism(4.0, 0.5, 1)]
+    assert book.mechanisms("a", [0, 2]) == [
+        SampledGaussianMechanism(1.5, 0.1, 30),
+        SampledGaussianMechanism(4.0, 0.5, 2),
+    ]
+    assert book.mechanisms("b", [1]) == [
+        SampledGaussianMechanism(1.5, 10 / 55, 12),
+        SampledGaussianMechanism(4.0, 0.5, 1),
+    ]
     weights = WeightsOnly(Mean(Weights({}, {}), 1.0))
-    assert ledger("clip=1,noise=1.5", weights).mechanisms("a", [0]) == [Mechanism(1.5, 0.1, 20)]
-    assert ledger("unit=client,clip=1,noise=2").mechanisms("a", [0, 1, 2]) == [Mechanism(2.0, 1.0, 3)]
+    assert ledger("clip=1,noise=1.5", weights).mechanisms("a", [0]) == [SampledGaussianMechanism(1.5, 0.1, 20)]
+    assert ledger("unit=client,clip=1,noise=2").mechanisms("a", [0, 1, 2]) == [SampledGaussianMechanism(2.0, 1.0, 3)]
 
 
 def test_epsilon_is_that_of_opacus() -> None:

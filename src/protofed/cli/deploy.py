@@ -34,7 +34,7 @@ def keys_command(
     if context.invoked_subcommand is not None:
         return
     from protofed.deploy.keys import make_keys
-    from protofed.engines.grid import prepare_flower
+    from protofed.engines.flower import prepare_flower
 
     if server is None or sites is None:
         raise UserError("give --server HOST:PORT and --sites NAME,NAME,...")
@@ -94,15 +94,15 @@ def server_command(
 ) -> None:
     """Wait for the sites and train with them; the run folder is here, images and clients' models stay there."""
     from protofed.deploy.keys import server_keys
-    from protofed.deploy.server import Patience, serve
+    from protofed.deploy.server import WaitLimits, serve
 
     if method is not None:
         given["method"] = method
     progress = ProgressBar()
-    patience = Patience(min_sites, round_timeout, wait)
+    limits = WaitLimits(min_sites, round_timeout, wait)
     callbacks = [] if quiet or as_json else [progress]
     try:
-        result = serve(server_keys(keys), address, out, given, patience, resume=resume, callbacks=callbacks)
+        result = serve(server_keys(keys), address, out, given, limits, resume=resume, callbacks=callbacks)
     finally:
         progress.stop()
     if as_json:
@@ -128,10 +128,10 @@ def site_command(
 ) -> None:
     """Take part beside the data: only records leave, and sent.jsonl in --state lists each of them."""
     from protofed.deploy.keys import site_keys
-    from protofed.deploy.node import SiteNode
+    from protofed.deploy.node import SuperNode
     from protofed.deploy.policy import Policy
     from protofed.deploy.site import Site, SiteData
-    from protofed.engines.grid import prepare_flower
+    from protofed.engines.flower import prepare_flower
 
     prepare_flower()
     own = site_keys(keys, server)
@@ -142,7 +142,7 @@ def site_command(
     _show_site(site, own.server, rules.as_dict())
     if check:
         return
-    node = SiteNode(own, state)
+    node = SuperNode(own, state)
     node.start()
     try:
         node.serve(site.answer, lambda: once and site.finished)
@@ -158,9 +158,9 @@ def status_command(
 ) -> None:
     """Who is a member and who is connected; to be asked on the server's machine."""
     from protofed.deploy.keys import server_keys
-    from protofed.deploy.link import Link
+    from protofed.deploy.link import SuperLink
 
-    nodes = Link(server_keys(keys), address).nodes()
+    nodes = SuperLink(server_keys(keys), address).nodes()
     if as_json:
         print(json.dumps([{"site": node.name, "online": node.online, "since": node.since} for node in nodes]))
         return

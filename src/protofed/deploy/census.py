@@ -1,20 +1,22 @@
-"""What the server knows of the sites' images: how many of each class there are. Pixels never come here.
+"""What the server knows of the sites' images: how many of each class there are. No pixels reach it.
 
 The federation counts, weights and rehearses with data sets. Where the images are elsewhere, blank ones stand in for
 them, as many of each class as their site says it holds; they share one zero, so they cost no memory. A site puts its
-own images in their place, and so both sides have the same setting.
+own images in their place, and so both sides prepare the same run.
 """
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from pydantic import TypeAdapter, ValidationError
 
 from protofed.data import Dataset, Domain, Images, Normalise
 from protofed.errors import BadMessage, UserError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Hello:
 
     @classmethod
     def of(cls, dataset: Dataset) -> "Hello":
-        """What there is to say of a site's own data."""
+        """Of a site's own data."""
         (domain,) = dataset.domains.values()
         train, test = (
             tuple(part.y.bincount(minlength=len(dataset.classes)).tolist()) for part in (domain.train, domain.test)
@@ -38,12 +40,9 @@ class Hello:
         return cls(version("protofed"), dataset.classes, dataset.image_shape, train, test)
 
     @classmethod
-    def read(cls, told: Any, sender: str) -> "Hello":
+    def read(cls, content: Any, sender: str) -> "Hello":
         """From what was sent."""
-        try:
-            hello: Hello = TypeAdapter(cls).validate_python(told)
-        except ValidationError as error:
-            raise BadMessage(f"{sender}: {error.errors()[0]['msg']} in its hello") from None
+        hello = _validated(cls, content, sender, "hello")
         if {len(hello.train), len(hello.test)} != {len(hello.classes)} or min(*hello.train, *hello.test) < 0:
             raise BadMessage(f"{sender}: its counts do not fit its classes")
         if not sum(hello.train):
@@ -93,31 +92,34 @@ class Census:
     def dataset(self, normalise: str | None, own: Domain | None = None) -> Dataset:
         """Blank images in the place of all that is elsewhere."""
         channels = self.image_shape[0]
-        chosen = Normalise.named(normalise, channels) if normalise else Normalise.default(channels)
+        normalisation = Normalise.named(normalise, channels) if normalise else Normalise.default(channels)
         domains = {
             name: Domain(name, self._blank(hello.train), self._blank(hello.test)) for name, hello in self.sites.items()
         }
         if own is not None:
             domains[own.name] = own
-        return Dataset("sites", self.classes, domains, chosen, source="held by the sites")
+        return Dataset("sites", self.classes, domains, normalisation, source="held by the sites")
 
     def as_dict(self) -> dict[str, Any]:
         """For the wire and for the run folder."""
         return asdict(self)
 
     @classmethod
-    def read(cls, told: Any, sender: str) -> "Census":
+    def read(cls, content: Any, sender: str) -> "Census":
         """From what was sent or stored."""
-        try:
-            census: Census = TypeAdapter(cls).validate_python(told)
-        except ValidationError as error:
-            raise BadMessage(f"{sender}: {error.errors()[0]['msg']} in its census") from None
-        return census
+        return _validated(cls, content, sender, "census")
 
     def _blank(self, counts: tuple[int, ...]) -> Images:
         labels = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
         pixel = torch.zeros(1, 1, 1, 1, dtype=torch.uint8)
         return Images(pixel.expand(len(labels), *self.image_shape), labels)
+
+
+def _validated(kind: type[T], content: Any, sender: str, what: str) -> T:
+    try:
+        return TypeAdapter(kind).validate_python(content)
+    except ValidationError as error:
+        raise BadMessage(f"{sender}: {error.errors()[0]['msg']} in its {what}") from None
 
 
 def _shape(hello: Hello) -> str:

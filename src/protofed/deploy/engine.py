@@ -1,13 +1,13 @@
-"""The engine of a deployment: a job goes to the site it is about, and a ledger says whose uploads were accepted."""
+"""The engine of a deployment: a job goes to the site it is about, and AcceptedRounds knows whose uploads counted."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from protofed.clients import Absent, Failed, Job, Predict, Result, Train, Trained, TrainGroup, decode_result, encode_job
-from protofed.deploy.protocol import Question, Terms
+from protofed.deploy.protocol import RunTerms, SiteRequest
 from protofed.deploy.supernode import pause_after
-from protofed.engines.grid import Parcel, exchange
+from protofed.engines.flower import OutgoingMessage, send_and_receive
 from protofed.errors import BadMessage
 from protofed.records import Message
 
@@ -26,31 +26,31 @@ class AcceptedRounds:
         self._answered: dict[str, int] = {}
 
     def learn(self, rounds: Iterable[Mapping[str, Any]]) -> None:
-        """From the rounds that are committed."""
+        """Take over the rounds that are committed."""
         for record in rounds:
             missing = {event["client"] for event in record["events"] if event["event"] == "left out"}
             self.commit([client for client in record["participants"] if client not in missing], record["round"] - 1)
 
     def answered(self, client: str, round: int) -> None:
-        """A site has trained and its upload has come."""
+        """Note that a site has trained and its upload has arrived."""
         self._answered[client] = round
 
-    def accepted(self, client: str) -> int | None:
+    def last(self, client: str) -> int | None:
         """The last round whose training counts for this client."""
         return self._answered.get(client, self._settled.get(client))
 
     def withdraw(self, client: str, round: int) -> None:
-        """Its upload cannot be used after all."""
+        """Forget an upload that cannot be used after all."""
         self._answered.pop(client, None)
 
     def commit(self, clients: Iterable[str], round: int) -> None:
-        """A round is permanent."""
+        """Make a round permanent."""
         for client in clients:
             self._settled[client] = round
         self._answered.clear()
 
     def withdraw_all(self) -> None:
-        """The round in flight is forgotten."""
+        """Forget the round in flight."""
         self._answered.clear()
 
 
@@ -62,38 +62,41 @@ class SitesEngine:
     scattered = True
     trains_groups = False
 
-    def __init__(self, grid: "Grid", nodes: dict[str, int], ledger: AcceptedRounds, timeout: float) -> None:
+    def __init__(self, grid: "Grid", nodes: dict[str, int], accepted: AcceptedRounds, timeout: float) -> None:
         self.nodes = nodes
-        self.terms: Terms | None = None
+        self.terms: RunTerms | None = None
         self._grid = grid
-        self._ledger = ledger
+        self._accepted = accepted
         self._timeout = timeout
 
     def perform(self, jobs: Sequence[tuple[Job, Message]]) -> Iterator[tuple[Job, Result]]:
-        """The results as they come; who does not answer in time has failed."""
-        there = [(job, message) for job, message in jobs if self._site(job) in self.nodes]
-        parcels = [self._parcel(job, message) for job, message in there]
+        """The results as they come; a site that does not answer in time has failed."""
+        members = [(job, message) for job, message in jobs if self._site(job) in self.nodes]
+        messages = [self._address(job, message) for job, message in members]
         for job, _ in jobs:
             if self._site(job) not in self.nodes:
                 yield job, self._failure(job, "it is no member of the federation any more")
-        for position, reply in exchange(self._grid, parcels, self._timeout, _until_the_next_look):
-            yield there[position][0], self._result(there[position][0], reply)
+        for position, reply in send_and_receive(self._grid, messages, self._timeout, _pause):
+            job = members[position][0]
+            yield job, self._result(job, reply)
 
-    def ask(self, sites: Mapping[str, Question], timeout: float) -> Iterator[tuple[str, bytes | Failed]]:
-        """Questions that are no jobs."""
-        names = [name for name in sites if name in self.nodes]
-        parcels = [Parcel(self.nodes[name], "query", sites[name].ask, sites[name].packed()) for name in names]
-        for position, reply in exchange(self._grid, parcels, timeout, _until_the_next_look):
+    def ask(self, requests: Mapping[str, SiteRequest], timeout: float) -> Iterator[tuple[str, bytes | Failed]]:
+        """Send requests that are no jobs, by the name of the site; the replies as they come."""
+        names = [name for name in requests if name in self.nodes]
+        messages = [
+            OutgoingMessage(self.nodes[name], "query", requests[name].kind, requests[name].to_bytes()) for name in names
+        ]
+        for position, reply in send_and_receive(self._grid, messages, timeout, _pause):
             yield names[position], reply
 
     def close(self) -> None:
-        """The link outlives the engine."""
+        """Nothing: the SuperLink outlives the engine."""
 
-    def _parcel(self, job: Job, message: Message) -> Parcel:
+    def _address(self, job: Job, message: Message) -> OutgoingMessage:
         site = self._site(job)
-        question = Question("job", self.terms, self._ledger.accepted(f"{site}-0"), encode_job(job, message))
-        kind = "train" if isinstance(job, Train) else "evaluate"
-        return Parcel(self.nodes[site], kind, str(job.round + 1), question.packed())
+        request = SiteRequest("job", self.terms, self._accepted.last(f"{site}-0"), encode_job(job, message))
+        message_type = "train" if isinstance(job, Train) else "evaluate"
+        return OutgoingMessage(self.nodes[site], message_type, str(job.round + 1), request.to_bytes())
 
     def _result(self, job: Job, reply: bytes | Failed) -> Result:
         if isinstance(reply, Failed):
@@ -105,7 +108,7 @@ class SitesEngine:
         if isinstance(result, Failed) or isinstance(result, Trained) != isinstance(job, Train):
             return self._failure(job, getattr(result, "reason", "it answers another question"))
         if isinstance(job, Train):
-            self._ledger.answered(job.client, job.round)
+            self._accepted.answered(job.client, job.round)
         return result
 
     @staticmethod
@@ -120,5 +123,5 @@ class SitesEngine:
         return job.client.rpartition("-")[0] if job.client is not None else str(job.domain)
 
 
-def _until_the_next_look(waited: float) -> float:
+def _pause(waited: float) -> float:
     return pause_after(waited, _LONGEST_PAUSE)

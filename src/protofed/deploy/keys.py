@@ -16,6 +16,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from protofed.deploy.flower import public_key_bytes
 from protofed.errors import UserError
 from protofed.system import write_atomically
 
@@ -45,26 +46,19 @@ class ServerKeys:
     """What the server holds."""
 
     folder: Path
+    authority: Path
+    """The certificate everybody trusts."""
+    certificate: Path
+    """The server's own."""
+    private: Path
+    """The key of the certificate."""
+    state: Path
+    """What the SuperLink remembers of nodes and messages between starts."""
 
-    @property
-    def authority(self) -> Path:
-        """The certificate everybody trusts."""
-        return self.folder / "ca.pem"
-
-    @property
-    def certificate(self) -> Path:
-        """The server's own."""
-        return self.folder / "server.pem"
-
-    @property
-    def private(self) -> Path:
-        """The key of the certificate."""
-        return self.folder / "server.key"
-
-    @property
-    def state(self) -> Path:
-        """What the link remembers of nodes and messages between starts."""
-        return self.folder / "link"
+    @classmethod
+    def at(cls, folder: Path) -> "ServerKeys":
+        """Those in a folder, whether they are there or not."""
+        return cls(folder, folder / "ca.pem", folder / "server.pem", folder / "server.key", folder / "link")
 
     def sites(self) -> dict[str, Path]:
         """The public keys of all who may take part, by name."""
@@ -82,24 +76,25 @@ def make_keys(folder: Path, server: str, sites: Iterable[str]) -> list[Path]:
     host, port = host_and_port(server)
     if not (folder / "server" / "server.pem").exists():
         _make_server(folder, host)
-    made = []
-    for name in names:
-        own, public = folder / "sites" / name, folder / "server" / "sites" / f"{name}.pub"
-        if public.exists():
-            continue
-        if own.exists():
-            raise UserError(
-                f"{own} exists although {name} is no member any more; remove it to make new keys for {name}"
-            )
-        own.mkdir(parents=True)
-        key = _new_key()
-        _write_secret(own / "site.key", _private(key, "OpenSSH"))
-        write_atomically(own / "ca.pem", (folder / "server" / "ca.pem").read_bytes())
-        write_atomically(own / "site.json", json.dumps({"name": name, "server": f"{host}:{port}"}).encode())
-        public.parent.mkdir(exist_ok=True)
-        write_atomically(public, _public(key) + b"\n")
-        made.append(own)
-    return made
+    return [
+        _make_site(folder, name, f"{host}:{port}")
+        for name in names
+        if not (folder / "server" / "sites" / f"{name}.pub").exists()
+    ]
+
+
+def _make_site(folder: Path, name: str, server: str) -> Path:
+    own, public = folder / "sites" / name, folder / "server" / "sites" / f"{name}.pub"
+    if own.exists():
+        raise UserError(f"{own} exists although {name} is no member any more; remove it to make new keys for {name}")
+    own.mkdir(parents=True)
+    key = _new_key()
+    _write_secret(own / "site.key", _private(key, "OpenSSH"))
+    write_atomically(own / "ca.pem", (folder / "server" / "ca.pem").read_bytes())
+    write_atomically(own / "site.json", json.dumps({"name": name, "server": server}).encode())
+    public.parent.mkdir(exist_ok=True)
+    write_atomically(public, _public(key) + b"\n")
+    return own
 
 
 def revoke(folder: Path, site: str) -> None:
@@ -107,7 +102,7 @@ def revoke(folder: Path, site: str) -> None:
     keys = folder if (folder / "server.pem").exists() else folder / "server"
     public = keys / "sites" / f"{site}.pub"
     if not public.exists():
-        known = ", ".join(ServerKeys(keys).sites()) or "nobody"
+        known = ", ".join(ServerKeys.at(keys).sites()) or "nobody"
         raise UserError(f"{site} is no member of the federation in {folder}; members are {known}")
     public.replace(public.with_suffix(_REVOKED))
 
@@ -115,7 +110,7 @@ def revoke(folder: Path, site: str) -> None:
 def server_keys(folder: Path) -> ServerKeys:
     """The server's keys, whether its own folder or that of all keys is given."""
     for place in (folder, folder / "server"):
-        keys = ServerKeys(place)
+        keys = ServerKeys.at(place)
         if keys.certificate.exists():
             for needed in (keys.authority, keys.private):
                 if not needed.exists():
@@ -127,8 +122,8 @@ def server_keys(folder: Path) -> ServerKeys:
 def site_keys(folder: Path, server: str | None = None) -> SiteKeys:
     """A site's keys, checked as far as that is possible without the server."""
     try:
-        told: dict[str, Any] = json.loads((folder / "site.json").read_text())
-        name, address = str(told["name"]), server or str(told["server"])
+        content: dict[str, Any] = json.loads((folder / "site.json").read_text())
+        name, address = str(content["name"]), server or str(content["server"])
     except (OSError, ValueError, KeyError, TypeError):
         raise UserError(f"{folder} holds no keys of a site: there is no site.json with name and server") from None
     host_and_port(address)
@@ -147,10 +142,9 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 
 def public_bytes(path: Path) -> bytes:
-    """A public key as Flower registers it."""
+    """The public key in a file, as Flower registers it."""
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import load_ssh_public_key
-    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
     try:
         key = load_ssh_public_key(path.read_bytes())
@@ -158,7 +152,7 @@ def public_bytes(path: Path) -> bytes:
         key = None
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise UserError(f"{path} is no public key of a site")
-    return public_key_to_bytes(key)
+    return public_key_bytes(key)
 
 
 def _make_server(folder: Path, host: str) -> None:
@@ -244,13 +238,19 @@ def _write_secret(path: Path, content: bytes) -> None:
     path.write_bytes(content)
 
 
+def _read_own(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        raise UserError(f"there is no {path}; a site needs the folder that deploy keys made for it") from None
+
+
 def _check_key(path: Path) -> None:
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
+    content = _read_own(path)
     try:
-        load_ssh_private_key(path.read_bytes(), None)
-    except OSError:
-        raise UserError(f"there is no {path}; a site needs the folder that deploy keys made for it") from None
+        load_ssh_private_key(content, None)
     except ValueError as error:
         raise UserError(f"{path} is no private key ({error})") from None
     if path.stat().st_mode & 0o077:
@@ -260,10 +260,9 @@ def _check_key(path: Path) -> None:
 def _check_certificate(path: Path) -> None:
     from cryptography.x509 import load_pem_x509_certificate
 
+    content = _read_own(path)
     try:
-        certificate = load_pem_x509_certificate(path.read_bytes())
-    except OSError:
-        raise UserError(f"there is no {path}; a site needs the folder that deploy keys made for it") from None
+        certificate = load_pem_x509_certificate(content)
     except ValueError as error:
         raise UserError(f"{path} is no certificate ({error})") from None
     if certificate.not_valid_after_utc < datetime.now(UTC):

@@ -8,14 +8,11 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from protofed.deploy import supernode
+from protofed.deploy import flower, supernode
 from protofed.deploy.keys import SiteKeys
-from protofed.deploy.link import runtime_client
-from protofed.deploy.programs import Program, Ready, flower_program, free_port, new_secret, wait_for
+from protofed.deploy.programs import Program, flower_program, free_port, new_secret, wait_for
 from protofed.deploy.supernode import pause_after
-from protofed.engines.grid import packed, unpacked
 from protofed.errors import UserError
 
 log = logging.getLogger("protofed")
@@ -23,20 +20,16 @@ log = logging.getLogger("protofed")
 _START_SECONDS = 120.0
 _PAUSE = 0.1
 _LONGEST_PAUSE = 0.5
-_COMEBACKS = 3
+_RESTARTS = 3
 """How often a node that ended is started again before its end is taken for an answer."""
-_COMEBACK_PAUSE = 5.0
-
-_SENT = "Sent successfully"
+_RESTART_PAUSE = 5.0
 _LAST_ANSWER_SECONDS = 60.0
-_NOT_ACTIVATED = "Failed to activate SuperNode"
-"""What Flower says where a key is not registered."""
 
 Answer = Callable[[bytes], bytes]
 """What to reply to an envelope."""
 
 
-class SiteNode:
+class SuperNode:
     """A running SuperNode."""
 
     def __init__(self, keys: SiteKeys, state: Path) -> None:
@@ -58,91 +51,66 @@ class SiteNode:
         command += ["--auth-supernode-private-key", str(self._keys.private.resolve())]
         command += ["--isolation", "process", "--superexec-auth-secret-file", str((self._state / "secret").resolve())]
         self._program = Program(command, self._state / "supernode.log", self._state)
-        wait_for(self._program, Ready("127.0.0.1", port), _START_SECONDS, "Flower's SuperNode")
+        wait_for(self._program, "127.0.0.1", port, _START_SECONDS, "Flower's SuperNode")
 
     def serve(self, answer: Answer, over: Callable[[], bool]) -> None:
         """Answer what comes, until it is over."""
         assert self._program is not None, "start comes first"
-        client, comebacks, last = runtime_client(self._address, self._secret, None), 0, time.monotonic()
+        client, restarts, last = self._connect(), 0, time.monotonic()
         try:
             while not over():
                 if self._program.ended:
-                    comebacks += 1
+                    restarts += 1
                     client.close()
-                    self._come_back(comebacks)
-                    client = runtime_client(self._address, self._secret, None)
-                token = self._next(client)
+                    self._restart(restarts)
+                    client = self._connect()
+                token = self._next_task(client)
                 if token is None:
                     time.sleep(pause_after(time.monotonic() - last, _LONGEST_PAUSE))
                 else:
-                    comebacks = 0
-                    try:
-                        self._do(token, answer)
-                    except Exception as error:  # too late for the round, or the run was stopped: the next one counts
-                        log.warning("an answer did not get through (%s)", type(error).__name__)
+                    restarts = 0
+                    self._do_task(token, answer)
                     last = time.monotonic()
-            self._let_go()
+            self._wait_for_last_answer()
         finally:
             client.close()
-
-    def _come_back(self, comebacks: int) -> None:
-        """Start a node again that has ended: the server may just be starting, and not know its sites yet."""
-        assert self._program is not None
-        words = self._program.last_words()
-        if comebacks > _COMEBACKS:
-            refused = _NOT_ACTIVATED in words
-            reason = "it does not know this site's key (any more)" if refused else words
-            raise UserError(f"the server at {self._keys.server} lets {self._keys.name} in no longer: {reason}")
-        time.sleep(_COMEBACK_PAUSE)
-        self.start()
 
     def end(self) -> None:
         """End the SuperNode."""
         if self._program is not None:
             self._program.end()
 
-    def _next(self, client: Any) -> str | None:
-        import httpx
-        from flwr.proto.runtime_pb2 import AcquireTaskRequest
-        from flwr.supercore.constant import TaskType
+    def _connect(self) -> "flower.RuntimeHttpClient":
+        return flower.runtime_client(self._address, self._secret, None)
 
+    def _restart(self, restarts: int) -> None:
+        """Start a node again that has ended: the server may just be starting, and not know its sites yet."""
+        assert self._program is not None
+        last_lines = self._program.last_lines()
+        if restarts > _RESTARTS:
+            refused = flower.NOT_ACTIVATED in last_lines
+            reason = "it does not know this site's key (any more)" if refused else last_lines
+            raise UserError(f"the server at {self._keys.server} lets {self._keys.name} in no longer: {reason}")
+        time.sleep(_RESTART_PAUSE)
+        self.start()
+
+    @staticmethod
+    def _next_task(client: "flower.RuntimeHttpClient") -> str | None:
         try:
-            answer = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
-        except httpx.HTTPError:
+            return flower.acquire_task(client, "client")
+        except ConnectionError:
             return None  # where the node has ended, the next look at it says why
-        return answer.token if answer.HasField("task") and answer.token else None
 
-    def _do(self, token: str, answer: Answer) -> None:
-        from flwr.app import Message
-        from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
-        from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
-        from flwr.supercore.runtime import RuntimeHttpClient
-        from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
-
-        client = RuntimeHttpClient.from_server_address(
-            self._address,
-            insecure=True,
-            root_certificates=None,
-            interceptors=[
-                RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"),
-                RuntimeTokenHttpInterceptor(token),
-            ],
-        )
-        heart = HeartbeatSender(make_task_heartbeat_fn_http(client))
-        heart.start()
+    def _do_task(self, token: str, answer: Answer) -> None:
         try:
-            message, context, _, _ = pull_task_input(client)
-            reply = Message(packed(answer(unpacked(message, "server"))), reply_to=message)
-            push_message(client, reply, context)
-            push_task_output(client, context, "completed", "")
+            flower.answer_as_client_app(self._address, token, answer)
             self._answers += 1
-        finally:
-            heart.stop()
-            client.close()
+        except Exception as error:  # too late for the round, or the run was stopped: the next one counts
+            log.warning("an answer did not get through (%s)", type(error).__name__)
 
-    def _let_go(self) -> None:
+    def _wait_for_last_answer(self) -> None:
         """Wait until the node has sent the last answer, or has had time enough."""
         assert self._program is not None
         deadline = time.monotonic() + _LAST_ANSWER_SECONDS
-        while self._program.said(_SENT) < self._answers and time.monotonic() < deadline:
+        while self._program.count_in_log(flower.ANSWER_SENT) < self._answers and time.monotonic() < deadline:
             time.sleep(_PAUSE)

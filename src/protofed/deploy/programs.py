@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
-from protofed.engines.grid import prepare_flower
+from protofed.engines.flower import prepare_flower
 from protofed.errors import UserError
 from protofed.system import die_with_parent
 
-_PATIENCE = 10.0
+_TERMINATION_SECONDS = 10.0
 _LAST_LINES = 12
 
 
@@ -49,30 +49,34 @@ class Program:
         """Whether it has come to an end by itself."""
         return self._process.poll() is not None
 
-    def last_words(self) -> str:
+    def last_lines(self) -> str:
         """The end of its log, in one line."""
         lines = [line.strip() for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
         return " | ".join(lines[-_LAST_LINES:])
 
-    def said(self, words: str) -> int:
-        """How often it has said something since it was started."""
+    def count_in_log(self, text: str) -> int:
+        """How often its log has this text since it was started."""
         with self._log.open("rb") as file:
             file.seek(self._begin)
-            return file.read().count(words.encode())
+            return file.read().count(text.encode())
 
     def end(self) -> None:
         """End it, gently first."""
         if not self.ended:
             self._process.terminate()
             try:
-                self._process.wait(_PATIENCE)
+                self._process.wait(_TERMINATION_SECONDS)
             except subprocess.TimeoutExpired:
                 self._process.kill()
         self._process.wait()
 
 
 def flower_program(module: ModuleType) -> list[str]:
-    """How a program of ours around one of Flower's is called: by its file, so that nothing but Flower is imported."""
+    """The command of a program of ours around one of Flower's, by its file.
+
+    With `-m` Python would import protofed, and with it PyTorch, into a process that only carries messages. `-P` keeps
+    the folder of the file off the path, where our `site` would hide Python's own.
+    """
     return [sys.executable, "-P", str(module.__file__)]
 
 
@@ -93,27 +97,21 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def wait_for(program: Program, ready: "Ready", seconds: float, what: str) -> None:
-    """Until it answers; where it ends instead, its last words are the reason."""
+def wait_for(program: Program, host: str, port: int, seconds: float, what: str) -> None:
+    """Until it listens at the port; where it ends instead, the end of its log is the reason."""
     deadline = time.monotonic() + seconds
-    while not ready():
+    while not is_listening(host, port):
         if program.ended:
-            raise UserError(f"{what} does not start: {program.last_words()}")
+            raise UserError(f"{what} does not start: {program.last_lines()}")
         if time.monotonic() > deadline:
-            raise UserError(f"{what} does not answer after {seconds:g} s: {program.last_words()}")
+            raise UserError(f"{what} does not answer after {seconds:g} s: {program.last_lines()}")
         time.sleep(0.1)
 
 
-class Ready:
-    """Whether something answers at a port of this machine."""
-
-    def __init__(self, host: str, port: int) -> None:
-        self._address = (host, port)
-
-    def __call__(self) -> bool:
-        """Now."""
-        try:
-            socket.create_connection(self._address, timeout=1).close()
-        except OSError:
-            return False
-        return True
+def is_listening(host: str, port: int) -> bool:
+    """Whether something answers at a port."""
+    try:
+        socket.create_connection((host, port), timeout=1).close()
+    except OSError:
+        return False
+    return True

@@ -1,4 +1,4 @@
-"""What the server asks of a site, beside jobs: the terms of a run, sent along with everything.
+"""What the server sends to a site: requests, each with the terms of the run.
 
 A site that was restarted, or that comes late, therefore needs nothing but the next message.
 """
@@ -20,14 +20,14 @@ SITES = "sites"
 """The name of the data where every site holds its own."""
 
 _RUN = re.compile(r"[0-9a-f]{32}")
-_ASKS = ("hello", "begin", "job", "finish")
+_KINDS = ("hello", "begin", "job", "finish")
 _OWN = ("data_root", "weights", "plugin", "device", "workers")
 """Options that every machine decides for itself."""
 
 
 @dataclass(frozen=True)
-class Terms:
-    """What a run is: the same for all who take part."""
+class RunTerms:
+    """What a run is, the same for all sites."""
 
     run: str
     options: Mapping[str, Any]
@@ -38,7 +38,7 @@ class Terms:
     """The server's version."""
 
     @classmethod
-    def of(cls, run: str, options: Options, census: Census) -> "Terms":
+    def of(cls, run: str, options: Options, census: Census) -> "RunTerms":
         """The terms of a run that begins here."""
         shared = {name: value for name, value in options.model_dump().items() if name not in _OWN}
         return cls(run, shared, census, fingerprint(options.weights), version("protofed"))
@@ -54,15 +54,15 @@ class Terms:
         }
 
     @classmethod
-    def read(cls, told: Any, sender: str) -> "Terms":
+    def read(cls, content: Any, sender: str) -> "RunTerms":
         """From what was sent."""
-        if not isinstance(told, dict) or not _RUN.fullmatch(str(told.get("run"))):
+        if not isinstance(content, dict) or not _RUN.fullmatch(str(content.get("run"))):
             raise BadMessage(f"{sender}: the message does not say which run it belongs to")
-        options, weights = told.get("options"), told.get("weights")
+        options, weights = content.get("options"), content.get("weights")
         if not isinstance(options, dict) or not (weights is None or isinstance(weights, str)):
             raise BadMessage(f"{sender}: the message does not say what is run")
-        census = Census.read(told.get("census"), sender)
-        return cls(told["run"], options, census, weights, str(told.get("protofed")))
+        census = Census.read(content.get("census"), sender)
+        return cls(content["run"], options, census, weights, str(content.get("protofed")))
 
     def options_here(self, **own: Any) -> Options:
         """The options with what this machine decides for itself."""
@@ -70,31 +70,32 @@ class Terms:
 
 
 @dataclass(frozen=True)
-class Question:
+class SiteRequest:
     """One message to a site."""
 
-    ask: str
-    terms: Terms | None = None
+    kind: str
+    """hello, begin, job or finish."""
+    terms: RunTerms | None = None
     accepted: int | None = None
     """The last round in which the server took this site's upload."""
     body: bytes = b""
 
-    def packed(self) -> bytes:
-        """As bytes."""
+    def to_bytes(self) -> bytes:
+        """The envelope that is sent."""
         terms = None if self.terms is None else self.terms.as_dict()
-        return pack({"ask": self.ask, "terms": terms, "accepted": self.accepted}, self.body)
+        return pack({"ask": self.kind, "terms": terms, "accepted": self.accepted}, self.body)
 
     @classmethod
-    def read(cls, envelope: bytes) -> "Question":
-        """From bytes."""
+    def from_bytes(cls, envelope: bytes) -> "SiteRequest":
+        """From an envelope, checked."""
         header, body = unpack(envelope, "server")
-        ask, accepted = header.get("ask"), header.get("accepted")
-        if ask not in _ASKS or not (accepted is None or isinstance(accepted, int)):
-            raise BadMessage(f"server: {ask!r} is nothing that a site is asked")
-        terms = None if ask == "hello" else Terms.read(header.get("terms"), "server")
-        return cls(ask, terms, accepted, body)
+        kind, accepted = header.get("ask"), header.get("accepted")
+        if kind not in _KINDS or not (accepted is None or isinstance(accepted, int)):
+            raise BadMessage(f"server: {kind!r} is nothing that a site is asked")
+        terms = None if kind == "hello" else RunTerms.read(header.get("terms"), "server")
+        return cls(kind, terms, accepted, body)
 
 
 def fingerprint(file: str | None) -> str | None:
-    """Of a file that all parties must have alike."""
+    """The sha256 of a file that must be the same everywhere."""
     return None if file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()

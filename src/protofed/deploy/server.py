@@ -1,4 +1,4 @@
-"""The server: waits for the sites, agrees with them on the terms, runs the federation over them, and says goodbye."""
+"""The server: waits for the sites, agrees with them on the run, trains with them, and has them keep the final model."""
 
 import json
 import logging
@@ -13,8 +13,8 @@ from protofed.clients import Failed, unpack
 from protofed.deploy.census import Census, Hello
 from protofed.deploy.engine import AcceptedRounds, SitesEngine
 from protofed.deploy.keys import ServerKeys
-from protofed.deploy.link import Link
-from protofed.deploy.protocol import SITES, Question, Terms
+from protofed.deploy.link import SuperLink
+from protofed.deploy.protocol import SITES, RunTerms, SiteRequest
 from protofed.errors import BadMessage, UserError
 from protofed.federation import Federation, RunFolder, TooFewClients
 from protofed.records import encode
@@ -37,7 +37,7 @@ _MEMBERS = "sites.json"
 
 
 @dataclass(frozen=True)
-class Patience:
+class WaitLimits:
     """How long the server waits, and for how many."""
 
     min_sites: int | None = None
@@ -51,7 +51,7 @@ def serve(
     address: str,
     out: Path,
     given: Mapping[str, Any],
-    patience: Patience,
+    limits: WaitLimits,
     *,
     resume: bool = False,
     callbacks: Sequence[Any] = (),
@@ -64,37 +64,43 @@ def serve(
     options = make_options({**given, "data": SITES, "engine": "flower", "protocol": "one-per-domain"})
     if options.ensemble:
         raise UserError("--ensemble needs all test images in one place; leave it out in a deployment")
-    ledger = AcceptedRounds(out / "clients")
-    folder = RunFolder(out, ledger)
+    accepted = AcceptedRounds(out / "clients")
+    folder = RunFolder(out, accepted)
     if not resume:
         folder.refuse_if_taken()
     elif Run(out).complete:
         log.warning("the run in %s is complete already", out)
         return Run(out)
     else:
-        ledger.learn(folder.rounds())
-    link = Link(keys, address)
+        accepted.learn(folder.rounds())
+    link = SuperLink(keys, address)
     link.start()
     try:
         with link.run() as grid, one_thread():
-            return _Server(link, grid, folder, ledger, options, patience).run(resume, list(callbacks))
+            return _Server(link, grid, folder, accepted, options, limits).run(resume, list(callbacks))
     finally:
         folder.release()
         link.end()
 
 
 class _Server:
-    """One run over the sites, from the first hello to the last goodbye."""
+    """One run over the sites, from the first hello to the last finish."""
 
     def __init__(
-        self, link: Link, grid: "Grid", folder: RunFolder, ledger: AcceptedRounds, options: Options, patience: Patience
+        self,
+        link: SuperLink,
+        grid: "Grid",
+        folder: RunFolder,
+        accepted: AcceptedRounds,
+        options: Options,
+        limits: WaitLimits,
     ) -> None:
         self._link = link
         self._folder = folder
-        self._ledger = ledger
+        self._accepted = accepted
         self._options = options
-        self._patience = patience
-        self._engine = SitesEngine(grid, link.admit_members(), ledger, patience.round_timeout)
+        self._limits = limits
+        self._engine = SitesEngine(grid, link.admit_members(), accepted, limits.round_timeout)
         self._identity = uuid.uuid4().hex
         self._turned_away: set[str] = set()
 
@@ -114,7 +120,7 @@ class _Server:
             callbacks,
             self._engine,
             rounds=self._rounds,
-            min_clients=self._patience.min_sites or 1,
+            min_clients=self._limits.min_sites or 1,
         )
 
     # Before the first round
@@ -127,25 +133,25 @@ class _Server:
                 raise UserError("nobody may take part: there are no public keys of sites; see protofed deploy keys")
             self._refuse_too_few_members()
             return Census.taken(dict(sorted(self._hellos(members).items())), self._fixed_shape())
-        told = json.loads((self._folder.path / _MEMBERS).read_text())
-        self._identity = told["run"]
-        census = Census.read(told["census"], _MEMBERS)
+        stored = json.loads((self._folder.path / _MEMBERS).read_text())
+        self._identity = stored["run"]
+        census = Census.read(stored["census"], _MEMBERS)
         self._hellos(list(census.sites))
         return census
 
     def _refuse_too_few_members(self) -> None:
-        """More than there are would never come."""
-        members, wanted = self._engine.nodes, self._patience.min_sites or 1
+        """More sites than there are members would never come."""
+        members, wanted = self._engine.nodes, self._limits.min_sites or 1
         if wanted > len(members):
             named = ", ".join(members) or "nobody"
             raise UserError(f"--min-sites {wanted} is more than the members, {named}; admit others, or ask for fewer")
 
     def _hellos(self, members: Sequence[str]) -> dict[str, Hello]:
-        """What they say of themselves, once enough of them are there."""
-        enough = min(self._patience.min_sites or len(members), len(members))
-        deadline = time.monotonic() + self._patience.wait
+        """What the members say of themselves, once enough of them are connected."""
+        enough = min(self._limits.min_sites or len(members), len(members))
+        deadline = time.monotonic() + self._limits.wait
         hellos: dict[str, Hello] = {}
-        told = False
+        said_who_is_missing = False
         while len(hellos) < enough:
             missing = [name for name in members if name not in hellos]
             if time.monotonic() > deadline:
@@ -153,9 +159,9 @@ class _Server:
                     f"{len(hellos)} of {enough} sites are here after waiting; missing: {', '.join(missing)}"
                 )
             hellos |= self._ask_hello(missing)
-            if not told and len(hellos) < enough:
+            if not said_who_is_missing and len(hellos) < enough:
                 log.warning("waiting for %s", ", ".join(name for name in members if name not in hellos))
-                told = True
+                said_who_is_missing = True
             if len(hellos) < enough:
                 time.sleep(_PAUSE)
         return hellos
@@ -163,7 +169,7 @@ class _Server:
     def _ask_hello(self, names: Sequence[str]) -> dict[str, Hello]:
         online = {node.name for node in self._link.nodes() if node.online}
         hellos: dict[str, Hello] = {}
-        for name, reply in self._engine.ask({n: Question("hello") for n in names if n in online}, _HELLO_SECONDS):
+        for name, reply in self._engine.ask({n: SiteRequest("hello") for n in names if n in online}, _HELLO_SECONDS):
             if isinstance(reply, Failed):
                 log.warning("%s: %s", name, reply.reason)
             else:
@@ -171,28 +177,28 @@ class _Server:
         return hellos
 
     def _fixed_shape(self) -> tuple[int, int, int] | None:
-        """Where the run says how large and how colourful images are."""
+        """The shape of images where the run's options fix it."""
         channels, side = self._options.settings_for("data").get("channels"), self._options.image_size
         return None if channels is None or side is None else (int(channels), side, side)
 
     def _agree(self, census: Census) -> Assembly:
-        """Assemble the run for these sites, and make it the terms."""
+        """Assemble the run for these sites, and send its terms from now on."""
         dataset = census.dataset(self._options.settings_for("data").get("normalise"))
         assembly = assemble(self._options, self._folder.clients, dataset)
-        self._engine.terms = Terms.of(self._identity, self._options, census)
+        self._engine.terms = RunTerms.of(self._identity, self._options, census)
         return assembly
 
     def _begin(self, sites: Sequence[str]) -> None:
-        """Every site has a look at the terms; who refuses says why. Who is silent learns them with its first job."""
-        question = Question("begin", self._engine.terms)
+        """Every site checks the terms, and may refuse with a reason; a silent one gets them with its first job."""
+        request = SiteRequest("begin", self._engine.terms)
         refusals = []
-        for name, reply in self._engine.ask(dict.fromkeys(sites, question), self._patience.round_timeout):
+        for name, reply in self._engine.ask(dict.fromkeys(sites, request), self._limits.round_timeout):
             problem = None if isinstance(reply, Failed) else _refusal(reply, name)
             if isinstance(reply, Failed):
                 log.warning("%s has not answered yet: %s", name, reply.reason)
             elif problem is not None:
                 refusals.append(f"{name}: {problem}")
-        if len(sites) - len(refusals) < (self._patience.min_sites or len(sites)):
+        if len(sites) - len(refusals) < (self._limits.min_sites or len(sites)):
             raise UserError(f"the run does not begin; {'; '.join(refusals)}")
         for refusal in refusals:
             log.warning("%s", refusal)
@@ -203,10 +209,10 @@ class _Server:
     # Round by round
 
     def _rounds(self, federation: Federation) -> Iterator[dict[str, Any]]:
-        """The rounds, with a look at the members before each; one that too few took part in is begun again."""
+        """The rounds, each after a check of the members; one that too few took part in is begun again."""
         tries = 0
         while federation.rounds_done < federation.context.plan.rounds:
-            self._look_after_members(federation)
+            self._update_members(federation)
             try:
                 record = next(federation.rounds())
             except TooFewClients as problem:
@@ -221,10 +227,10 @@ class _Server:
                 continue
             tries = 0
             yield record
-        self._say_goodbye(federation)
+        self._finish_run(federation)
 
-    def _look_after_members(self, federation: Federation) -> None:
-        """Shut out whose key was revoked, and let in who has come late."""
+    def _update_members(self, federation: Federation) -> None:
+        """Shut out sites whose key was revoked, and let in those that come late."""
         self._engine.nodes = self._link.admit_members()
         self._refuse_too_few_members()
         assert self._engine.terms is not None
@@ -251,28 +257,28 @@ class _Server:
             self._remember(census)
             federation.notes.append({"client": f"{name}-0", "event": "joined", "reason": "it has come late"})
 
-    def _say_goodbye(self, federation: Federation) -> None:
-        """Every site is sent what it would use now, and keeps its final model; who is away has time to come back."""
+    def _finish_run(self, federation: Federation) -> None:
+        """Send every site what it would use now, for it to keep its final model; those away have time to come back."""
         round = federation.context.plan.rounds
-        questions = {}
+        requests = {}
         for client in federation.context.partition.clients:
             body = encode(federation.broadcast(round, client), "server").blob
-            questions[client.rpartition("-")[0]] = Question(
-                "finish", self._engine.terms, self._ledger.accepted(client), body
+            requests[client.rpartition("-")[0]] = SiteRequest(
+                "finish", self._engine.terms, self._accepted.last(client), body
             )
-        deadline = time.monotonic() + self._patience.round_timeout
-        while absent := self._finish(questions, max(deadline - time.monotonic(), _PAUSE)):
-            questions = {name: questions[name] for name in absent}
+        deadline = time.monotonic() + self._limits.round_timeout
+        while absent := self._send_finish(requests, max(deadline - time.monotonic(), _PAUSE)):
+            requests = {name: requests[name] for name in absent}
             if time.monotonic() > deadline:
                 for name, reason in absent.items():
                     log.warning("%s has not kept its final model: %s", name, reason)
                 break
             time.sleep(_PAUSE)
 
-    def _finish(self, questions: Mapping[str, Question], seconds: float) -> dict[str, str]:
-        """Who has not answered, and why; a refusal is an answer."""
+    def _send_finish(self, requests: Mapping[str, SiteRequest], seconds: float) -> dict[str, str]:
+        """The sites that have not answered, and why; a refusal is an answer."""
         absent = {}
-        for name, reply in self._engine.ask(questions, seconds):
+        for name, reply in self._engine.ask(requests, seconds):
             if isinstance(reply, Failed):
                 absent[name] = reply.reason
             elif (refusal := _refusal(reply, name)) is not None:

@@ -1,4 +1,4 @@
-"""A site: it answers the server's questions with its own code, on its own images, within its own policy.
+"""A site: it answers the server's requests with its own code, on its own images, within its own policy.
 
 Its folder of state holds everything it remembers:
 
@@ -38,7 +38,7 @@ from protofed.clients import (
 from protofed.data import Dataset, Domain, Images, load
 from protofed.deploy.census import Hello
 from protofed.deploy.policy import Policy, Refused
-from protofed.deploy.protocol import SITES, Question, Terms, fingerprint
+from protofed.deploy.protocol import SITES, RunTerms, SiteRequest, fingerprint
 from protofed.errors import BadMessage, UserError
 from protofed.records import Bytes, Message
 from protofed.runs.assembly import assemble
@@ -47,7 +47,7 @@ from protofed.system import one_thread, write_atomically
 log = logging.getLogger("protofed")
 
 _OUR_ERRORS = (BadMessage.__name__, UserError.__name__)
-"""Whose texts name fields and options, never data."""
+"""Errors whose texts name fields and options, never data."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,8 @@ def _relabelled(images: Images, places: list[int]) -> Images:
     return Images(images.x, images.y.new_tensor(places)[images.y])
 
 
-def _discreet(reason: str, trace: str) -> Failed:
-    """A failure that can be told and logged: texts of unexpected errors may quote what they stumbled over."""
+def _without_data(reason: str, trace: str) -> Failed:
+    """A failure that may be reported and logged: the text of an unexpected error may quote data."""
     kind, _, _ = reason.partition(":")
     where = [line.strip() for line in trace.splitlines() if line.startswith('  File "')]
     log.error("%s in %s", kind, "; ".join(where))
@@ -98,7 +98,7 @@ def _discreet(reason: str, trace: str) -> Failed:
 
 
 class Site:
-    """Answers one question after the other."""
+    """Answers one request after the other."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class Site:
         self._state = state
         self._policy = policy
         self._own = {"weights": weights, "plugin": list(plugins), "device": device, "data": SITES}
-        self._playing: _Playing | None = None
+        self._run: _SiteRun | None = None
         state.mkdir(parents=True, exist_ok=True)
 
     @property
@@ -133,38 +133,39 @@ class Site:
 
     def answer(self, envelope: bytes) -> bytes:
         """The reply to a message; whatever goes wrong is a reply too, and every reply is written down."""
-        question: Question | None = None
+        request: SiteRequest | None = None
         try:
-            question = Question.read(envelope)
-            kind, round, reply = self._reply(question)
+            request = SiteRequest.from_bytes(envelope)
+            kind, round, reply = self._reply(request)
             self._policy.let_out(len(reply))
         except (BadMessage, Refused, UserError) as problem:
             kind, round, reply = "refusal", None, encode_result(Failed(str(problem)))
         except Exception as error:
-            kind, round, reply = "failure", None, encode_result(_discreet(type(error).__name__, traceback.format_exc()))
-        self._note(question, kind, round, reply)
+            failure = _without_data(type(error).__name__, traceback.format_exc())
+            kind, round, reply = "failure", None, encode_result(failure)
+        self._note(request, kind, round, reply)
         return reply
 
-    def _reply(self, question: Question) -> tuple[str, int | None, bytes]:
-        if question.ask == "hello":
+    def _reply(self, request: SiteRequest) -> tuple[str, int | None, bytes]:
+        if request.kind == "hello":
             return "hello", None, pack({"hello": asdict(Hello.of(self.dataset))})
-        assert question.terms is not None
-        playing = self._play(question.terms)
-        if question.ask == "begin":
+        assert request.terms is not None
+        run = self._run_with(request.terms)
+        if request.kind == "begin":
             return "ready", None, pack({"ready": version("protofed")})
-        if question.ask == "finish":
-            playing.finish(question, self._state)
+        if request.kind == "finish":
+            run.finish(request, self._state)
             self.finished = True
-            return "done", None, pack({"done": playing.terms.run})
-        job, message = decode_job(question.body, "server")
-        result = playing.perform(job, message, question.accepted)
+            return "done", None, pack({"done": run.terms.run})
+        job, message = decode_job(request.body, "server")
+        result = run.perform(job, message, request.accepted)
         if isinstance(result, Failed):
-            result = _discreet(result.reason, result.trace)
+            result = _without_data(result.reason, result.trace)
         return type(job).__name__.lower(), job.round + 1, encode_result(result)
 
-    def _play(self, terms: Terms) -> "_Playing":
-        """The run with these terms; the same one as before unless they have changed."""
-        if self._playing is None or self._playing.terms != terms:
+    def _run_with(self, terms: RunTerms) -> "_SiteRun":
+        """The run with these terms: the present one, or a new one where they have changed."""
+        if self._run is None or self._run.terms != terms:
             if terms.protofed != version("protofed"):
                 raise Refused(f"it runs protofed {version('protofed')}, the server {terms.protofed}; install the same")
             options = terms.options_here(**self._own)
@@ -172,13 +173,13 @@ class Site:
                 raise Refused(f"{options.method} is a file of the server's; sites run only what is installed with them")
             guard = terms.options.get("guard")
             self._policy.admit(options.method, options.training_plan().rounds, None if guard is None else str(guard))
-            self._playing = _Playing(self.name, self.client, terms, self._data, self.dataset, self._own, self._state)
-        return self._playing
+            self._run = _SiteRun(self.name, self.client, terms, self._data, self.dataset, self._own, self._state)
+        return self._run
 
-    def _note(self, question: Question | None, kind: str, round: int | None, reply: bytes) -> None:
+    def _note(self, request: SiteRequest | None, kind: str, round: int | None, reply: bytes) -> None:
         line = {
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
-            "run": question.terms.run if question is not None and question.terms is not None else None,
+            "run": request.terms.run if request is not None and request.terms is not None else None,
             "round": round,
             "kind": kind,
             "bytes": len(reply),
@@ -188,14 +189,14 @@ class Site:
             file.write(json.dumps(line) + "\n")
 
 
-class _Playing:
+class _SiteRun:
     """One run at a site."""
 
     def __init__(
         self,
         name: str,
         client: str,
-        terms: Terms,
+        terms: RunTerms,
         data: SiteData,
         dataset: Dataset,
         own: dict[str, Any],
@@ -221,7 +222,7 @@ class _Playing:
             self._side = ClientSide(assembly.prepared)
 
     def perform(self, job: Job, message: Message, accepted: int | None) -> Result:
-        """Do a job that is about this site, from the state that the server counts on."""
+        """Do a job of this site's client, from the state after the last round that the server accepted."""
         mine = isinstance(job, Train | Project) and job.client == self._client
         mine |= isinstance(job, Evaluate) and (job.client == self._client or job.domain == self._domain)
         if not mine:
@@ -230,12 +231,12 @@ class _Playing:
         with one_thread():
             return self._side.perform(job, message)
 
-    def finish(self, question: Question, state: Path) -> None:
+    def finish(self, request: SiteRequest, state: Path) -> None:
         """Keep the final model, and report how it does on the site's own test images."""
         round = len(self.terms.options_here(data=SITES).training_plan().epochs)
-        self._settle(round, question.accepted)
+        self._settle(round, request.accepted)
         job = Evaluate("personal", round, self._client, self._domain)
-        message = Message(question.body, Bytes(other=len(question.body)))
+        message = Message(request.body, Bytes(other=len(request.body)))
         with one_thread():
             weights, predicted, right = self._side.examine(job, message)
         classes = self.terms.census.classes

@@ -3,6 +3,9 @@
 Flower's looks for messages every three seconds, whatever happens. A round is a few short exchanges, and would consist
 of waiting. Here the wait follows what is going on: a node that has just answered looks often, an idle one seldom.
 
+It is run by its file and imports nothing of protofed, so that a process that only carries messages does not load
+PyTorch. What it takes from Flower's inside is therefore here and not in deploy/flower.py: see `main`.
+
     python -P supernode.py [arguments of flower-supernode ...]
 """
 
@@ -24,19 +27,22 @@ def patiently(look: Callable[..., int | None]) -> Callable[..., int]:
 
     def until_there_is_one(**arguments: Any) -> int:
         begin = time.monotonic()
-        while (found := look(**arguments)) is None:
+        while (run_id := look(**arguments)) is None:
             time.sleep(pause_after(time.monotonic() - begin))
-        return found
+        return run_id
 
     return until_there_is_one
 
 
 def main() -> None:
-    """Serve until ended."""
+    """Serve until ended.
+
+    This is `flower-supernode` of Flower 1.41.0 with one private function replaced, since Flower has no option for it.
+    Where it is renamed, the SuperNode does not start; where it is no longer called, rounds take seconds longer.
+    """
     from flwr.supernode import start_client_internal
     from flwr.supernode.cli import flower_supernode
 
-    # Flower has no option for it.
     start_client_internal._pull_and_store_message = patiently(start_client_internal._pull_and_store_message)
     flower_supernode()
 

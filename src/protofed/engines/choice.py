@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from protofed.clients import Prepared, RunContext
 from protofed.clients.trial import Trial
-from protofed.engines.grid import prepare_flower
+from protofed.engines.flower import prepare_flower
 from protofed.errors import UserError
 from protofed.system import CAN_FORK, cores
 

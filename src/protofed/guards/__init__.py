@@ -1,6 +1,6 @@
 """What happens to an upload before it leaves: clipping, noise, sub-sampling, quantisation, and what that promises."""
 
-from protofed.guards.accounting import Mechanism, PrivacyLedger
+from protofed.guards.accounting import PrivacyLedger, SampledGaussianMechanism
 from protofed.guards.gradients import PrivateGradients
 from protofed.guards.guard import UNGUARDED, Guard, parse_guard
 from protofed.guards.privatise import guard_rows, privatise
@@ -10,9 +10,9 @@ from protofed.guards.secure import SecureTally
 __all__ = [
     "UNGUARDED",
     "Guard",
-    "Mechanism",
     "PrivacyLedger",
     "PrivateGradients",
+    "SampledGaussianMechanism",
     "SecureTally",
     "guard_rows",
     "parse_guard",

@@ -1,14 +1,14 @@
-"""How much has been given away: (epsilon, delta) of everything a client has uploaded, by the accountants of opacus.
+"""Privacy accounting: (epsilon, delta) of everything a client has uploaded, by the accountants of opacus.
 
 Nothing is remembered between rounds: what a client has spent follows from the rounds it took part in, its size and the
-plan, so a resumed run says what an uninterrupted one would.
+plan, so a resumed run reports what an uninterrupted one would.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import isfinite
-from typing import Any
+from typing import Any, NamedTuple
 from warnings import catch_warnings, simplefilter
 
 import numpy as np
@@ -32,57 +32,61 @@ _RELATION = {
 }
 
 
-@dataclass(frozen=True)
-class Mechanism:
-    """A Gaussian mechanism on a random part of the samples, used several times."""
+class SampledGaussianMechanism(NamedTuple):
+    """Gaussian noise on what a random part of the samples gives, several times over; an entry of opacus' history."""
 
     noise: float
+    """The noise multiplier: its deviation over what one unit can change."""
     rate: float
+    """How likely a sample is to be in the part."""
     steps: int
+    """How often it is used."""
 
 
 @dataclass(frozen=True)
 class PrivacyLedger:
-    """What every client has spent; `sizes` are the samples each trains on, `upload` an example of what it sends."""
+    """What every client has spent of its privacy budget."""
 
     guard: Guard
     method: Method
     plan: Plan
     sizes: Mapping[str, int]
+    """The samples each client trains on."""
     upload: Record
+    """An example of what a client sends."""
 
     def after(self, rounds: Iterable[tuple[int, Iterable[str]]]) -> dict[str, Any]:
         """The state of the budget after these rounds, each with the clients that took part."""
-        taken: dict[str, list[int]] = {}
+        rounds_of: dict[str, list[int]] = {}
         for round, clients in rounds:
             for client in clients:
-                taken.setdefault(client, []).append(round)
+                rounds_of.setdefault(client, []).append(round)
         guard = self.guard
-        said = {"unit": guard.unit, "delta": guard.delta, "accountant": guard.accountant}
+        budget = {"unit": guard.unit, "delta": guard.delta, "accountant": guard.accountant}
         if not guard.noisy:
-            return {**said, "epsilon": None, "reason": "there is no noise"}
-        spent = {client: self.spent_by(client, tuple(rounds)) for client, rounds in taken.items()}
+            return {**budget, "epsilon": None, "reason": "there is no noise"}
+        spent = {client: self.spent_by(client, tuple(rounds)) for client, rounds in rounds_of.items()}
         worst = max(spent.values(), default=0.0)
         if not guard.promises:
-            return {**said, "epsilon": None, "epsilon_of_rows": _finite(worst), "reason": _NOT_COVERED}
-        return {**said, "epsilon": _finite(worst), "relation": _RELATION[guard.unit]}
+            return {**budget, "epsilon": None, "epsilon_of_rows": _finite(worst), "reason": _NOT_COVERED}
+        return {**budget, "epsilon": _finite(worst), "relation": _RELATION[guard.unit]}
 
     def spent_by(self, client: str, rounds: tuple[int, ...]) -> float:
         """One client's epsilon after the rounds it took part in."""
         return _epsilon(self.guard.accountant, tuple(self.mechanisms(client, rounds)), self.guard.delta)
 
-    def mechanisms(self, client: str, rounds: Iterable[int]) -> list[Mechanism]:
+    def mechanisms(self, client: str, rounds: Iterable[int]) -> list[SampledGaussianMechanism]:
         """Everything that looked at the client's data."""
         guard, listed = self.guard, list(rounds)
         if guard.unit == "client":
-            return [Mechanism(guard.noise, 1.0, len(listed))]
+            return [SampledGaussianMechanism(guard.noise, 1.0, len(listed))]
         used = []
         if guard.trains_privately:
             size = self.sizes[client]
             steps = sum(steps_in(self.plan, round, size) for round in listed) * len(self.method.steps)
-            used.append(Mechanism(guard.noise, sampling_rate(self.plan, size), steps))
+            used.append(SampledGaussianMechanism(guard.noise, sampling_rate(self.plan, size), steps))
         if tables_in(self.upload) or not guard.trains_privately:
-            used.append(Mechanism(guard.blurs_rows, guard.subsample, len(listed)))
+            used.append(SampledGaussianMechanism(guard.effective_row_noise, guard.subsample, len(listed)))
         return used
 
     def total(self, rounds: Iterable[tuple[int, Iterable[str]]]) -> dict[str, Any]:
@@ -91,8 +95,8 @@ class PrivacyLedger:
         state = self.after(listed)
         if state["epsilon"] is None or len(self.sizes) > _MOST_CLIENTS:
             return state
-        taken = {c: tuple(round for round, clients in listed if c in clients) for c in self.sizes}
-        return {**state, "clients": {c: _finite(self.spent_by(c, rounds)) for c, rounds in taken.items()}}
+        rounds_of = {c: tuple(round for round, clients in listed if c in clients) for c in self.sizes}
+        return {**state, "clients": {c: _finite(self.spent_by(c, rounds)) for c, rounds in rounds_of.items()}}
 
 
 _NOT_COVERED = (
@@ -110,7 +114,7 @@ def require_opacus() -> None:
 
 
 @lru_cache(maxsize=4096)
-def _epsilon(accountant: str, mechanisms: tuple[Mechanism, ...], delta: float) -> float:
+def _epsilon(accountant: str, mechanisms: tuple[SampledGaussianMechanism, ...], delta: float) -> float:
     used = [mechanism for mechanism in mechanisms if mechanism.steps]
     if not used:
         return 0.0
@@ -120,18 +124,18 @@ def _epsilon(accountant: str, mechanisms: tuple[Mechanism, ...], delta: float) -
         return _by_orders(used, delta) if accountant == "rdp" else _by_distributions(used, delta)
 
 
-def _by_orders(used: list[Mechanism], delta: float) -> float:
+def _by_orders(used: list[SampledGaussianMechanism], delta: float) -> float:
     from opacus.accountants.analysis.rdp import get_privacy_spent
 
     spent = np.sum([one.steps * _renyi(one.noise, one.rate) for one in used], axis=0)
     return float(get_privacy_spent(orders=list(_ORDERS), rdp=spent, delta=delta)[0])
 
 
-def _by_distributions(used: list[Mechanism], delta: float) -> float:
+def _by_distributions(used: list[SampledGaussianMechanism], delta: float) -> float:
     from opacus.accountants import PRVAccountant
 
     accountant = PRVAccountant()
-    accountant.history = [(one.noise, one.rate, one.steps) for one in used]
+    accountant.history = list(used)
     return float(accountant.get_epsilon(delta))
 
 

@@ -2,6 +2,10 @@
 
 Between them are a grid that hands messages over and a strategy that keeps the result. Imported only where secure
 aggregation is used, since Flower is optional.
+
+Checked with Flower 1.41.0. Beyond its public interface are used: the workflow's and SecAgg+'s record keys (other keys
+end in a KeyError), the conversion of a FitRes to records, what the workflow calls of a Grid and a Strategy (a new call
+ends in an AttributeError), and TaskIdentity, without which no message can be made. tests/guards/test_secure.py runs it.
 """
 
 import logging
@@ -45,7 +49,7 @@ def mean_by_secagg(
     server = _context(0, state)
     # Both have what the workflow calls of a Grid and a Strategy, and nothing of what it does not.
     grid: Any = _InMemoryGrid(vectors)
-    strategy: Any = _KeepsMean(list(vectors))
+    strategy: Any = _MeanKeepingStrategy(list(vectors))
     with _as_server():
         workflow(grid, LegacyContext(server, strategy=strategy))
     mean: NDArray[Any] | None = strategy.mean
@@ -67,8 +71,8 @@ class _InMemoryGrid:
         # The server gives the same content to several nodes, each of which takes out what it has read.
         message = deepcopy(message)
         node = message.metadata.dst_node_id
-        asked = message.content.config_records[RECORD_KEY_CONFIGS][Key.STAGE]
-        if self._vectors[node] is None and asked == Stage.COLLECT_MASKED_VECTORS:
+        stage = message.content.config_records[RECORD_KEY_CONFIGS][Key.STAGE]
+        if self._vectors[node] is None and stage == Stage.COLLECT_MASKED_VECTORS:
             return Message(Error(code=0, reason="the client has dropped out"), reply_to=message)
         return secaggplus_mod(message, self._contexts[node], self._fit)
 
@@ -80,7 +84,7 @@ class _InMemoryGrid:
         return Message(fitres_to_recorddict(result, keep_input=False), reply_to=message)
 
 
-class _KeepsMean:
+class _MeanKeepingStrategy:
     """Asks every node, and keeps the mean that comes out of the masks."""
 
     def __init__(self, nodes: list[int]) -> None:

@@ -20,7 +20,7 @@ from protofed.models import torchs_own_kernels
 from protofed.models.net import Net
 from protofed.records import Weights
 
-_AT_ONCE = 64
+_CHUNK = 64
 """Samples whose gradients are held in memory at the same time."""
 
 
@@ -44,20 +44,20 @@ class PrivateGradients:
         self._rate = sampling_rate(at.plan, at.size)
         self._expected = self._rate * at.size
         self._noise_source = source_of(guard, at, "gradients")
-        self._lottery: RandomSource = source_of(guard, at, "samples")
+        self._sampler: RandomSource = source_of(guard, at, "samples")
         self.steps = steps_in(at.plan, at.round, at.size)
         """Optimiser steps of this round."""
 
     def draw(self, size: int) -> Tensor:
         """The samples of one step: each is in it by its own toss, as the accounting takes for granted."""
-        return (self._lottery.uniform(size) < self._rate).nonzero()[:, 0]
+        return (self._sampler.uniform(size) < self._rate).nonzero()[:, 0]
 
     def of(self, method: Method, step: Step, net: Net, x: Tensor, y: Tensor, at: At) -> list[Tensor]:
         """What takes the place of the batch's gradient, in the order of the parameters the step trains."""
         params = {name: param.detach() for name, param in net.params(step.trains).items()}
         total = {name: torch.zeros_like(param) for name, param in params.items()}
         gradient = vmap(grad(_loss_of_one(method, step, net, at)), in_dims=(None, 0, 0), randomness="different")
-        for some_x, some_y in zip(torch.split(x, _AT_ONCE), torch.split(y, _AT_ONCE), strict=True):
+        for some_x, some_y in zip(torch.split(x, _CHUNK), torch.split(y, _CHUNK), strict=True):
             if len(some_y) == 0:
                 continue
             with torchs_own_kernels(net.model):

@@ -38,19 +38,19 @@ class Guard(BaseModel):
     )
 
     @property
-    def bounds_rows(self) -> float | None:
-        """Largest norm of a feature row or prototype."""
+    def effective_row_clip(self) -> float | None:
+        """Largest norm of a feature row or prototype: row_clip, or clip where that is not given."""
         return self.row_clip if self.row_clip is not None else self.clip
 
     @property
-    def blurs_rows(self) -> float:
-        """Noise on feature rows and prototypes."""
+    def effective_row_noise(self) -> float:
+        """Noise on feature rows and prototypes: row_noise, or noise where that is not given."""
         return self.row_noise if self.row_noise is not None else self.noise
 
     @property
     def noisy(self) -> bool:
         """Whether anything is noised."""
-        return self.noise > 0 or self.blurs_rows > 0
+        return self.noise > 0 or self.effective_row_noise > 0
 
     @property
     def trains_privately(self) -> bool:
@@ -63,15 +63,15 @@ class Guard(BaseModel):
         return self.noisy and (self.unit == "client" or self.trains_privately)
 
     def at_least(self, other: "Guard") -> bool:
-        """Whether it bounds, blurs and hides no less than another, in everything that the other does."""
+        """Whether it clips, noises and hides no less than another, in everything that the other does."""
         same_bounds = self.unit == other.unit and self.train in ("private", other.train)
         return (
-            (same_bounds or other.bounds_rows is None)
+            (same_bounds or other.effective_row_clip is None)
             and _no_looser(self.clip, other.clip)
-            and _no_looser(self.bounds_rows, other.bounds_rows)
+            and _no_looser(self.effective_row_clip, other.effective_row_clip)
             and _no_looser(self.quantise, other.quantise)
             and self.noise >= other.noise
-            and self.blurs_rows >= other.blurs_rows
+            and self.effective_row_noise >= other.effective_row_noise
             and (self.delta <= other.delta or not other.noisy)
             and self.subsample <= other.subsample
             and (self.secure or not other.secure)
@@ -79,8 +79,8 @@ class Guard(BaseModel):
         )
 
 
-def _no_looser(bound: float | None, asked: float | None) -> bool:
-    return asked is None or (bound is not None and bound <= asked)
+def _no_looser(bound: float | None, other: float | None) -> bool:
+    return other is None or (bound is not None and bound <= other)
 
 
 UNGUARDED = Guard.model_validate({})

@@ -18,29 +18,30 @@ from protofed.records.types import LabelledRows
 
 R = TypeVar("R", bound=Record)
 
-_STANDS_OUT = 2.0
-"""How many deviations of its noise a class's count must reach to be believed."""
-_SURELY = 3.0
+_COUNT_DEVIATIONS = 2.0
+"""How many deviations of its noise a class's count must reach for the class to count as held."""
+_ROW_DEVIATIONS = 3.0
 """The same for the squared length of a row, of which noise alone has d on average."""
 
 
-def guard_rows(guard: Guard, seen: Notes, at: At) -> Notes:
+def guard_rows(guard: Guard, notes: Notes, at: At) -> Notes:
     """Per-sample values as a guard lets an upload see them: some of the samples, none longer than the bound."""
     if guard.subsample < 1:
-        size = len(next(iter(seen.values())))
+        size = len(next(iter(notes.values())))
         kept = source_of(guard, at, "subsample").uniform(size) < guard.subsample
-        seen = {key: value[kept.to(value.device)] for key, value in seen.items()}
-    bound = guard.bounds_rows
+        notes = {key: value[kept.to(value.device)] for key, value in notes.items()}
+    bound = guard.effective_row_clip
     if bound is None or guard.unit == "client":
-        return seen
-    return {key: clipped(value, bound) if _is_vector(value) else value for key, value in seen.items()}
+        return notes
+    return {key: clipped(value, bound) if _is_vector(value) else value for key, value in notes.items()}
 
 
 def privatise(guard: Guard, upload: R, at: At) -> R:
     """The upload as it may leave the client."""
     if not guard.noisy:
         return upload
-    mechanism = _ClientLevel(guard, upload, at) if guard.unit == "client" else _SampleLevel(guard, upload, at)
+    level = _ClientLevelMechanism if guard.unit == "client" else _SampleLevelMechanism
+    mechanism = level(guard, upload, at)
     private = {name: mechanism.field(name, item) for name, item in parts_of(upload).items()}
     return replace(upload, **private)  # type: ignore[type-var]
 
@@ -68,7 +69,7 @@ def known_before(upload: Record, down: Record, name: str) -> Weights:
     return namesake if isinstance(namesake, Weights) else values
 
 
-class _SampleLevel:
+class _SampleLevelMechanism:
     """One sample more or less changes one row of each table by at most `bound`, and one count by 1.
 
     Weights pass as they are: what DP-SGD made of the samples does not become less private. Labelled rows are noised one
@@ -76,8 +77,8 @@ class _SampleLevel:
     """
 
     def __init__(self, guard: Guard, upload: Record, at: At) -> None:
-        self._noise = guard.blurs_rows
-        self._bound = guard.bounds_rows or 0.0
+        self._noise = guard.effective_row_noise
+        self._bound = guard.effective_row_clip or 0.0
         # Rows and counts of all tables together are one Gaussian mechanism with the asked noise.
         self._share = sqrt(2 * max(tables_in(upload), 1))
         self._source = source_of(guard, at, "upload")
@@ -96,13 +97,13 @@ class _SampleLevel:
         sums = table.rows * table.count[:, None]
         sums = sums + deviation * self._bound * self._source.normal(sums)
         count = table.count + deviation * self._source.normal(table.count)
-        held = count > max(1.0, _STANDS_OUT * deviation)
+        held = count > max(1.0, _COUNT_DEVIATIONS * deviation)
         # Everything from here on looks at noised numbers only. No mean of clipped rows is longer than the bound.
         means = clipped(sums / count.clamp(min=1.0)[:, None], self._bound)
         return ClassTable(torch.where(held[:, None], means, 0.0), torch.where(held, count, 0.0))
 
 
-class _ClientLevel:
+class _ClientLevelMechanism:
     """All that a client holds changes the weights by at most `clip`, and each row of a table by at most `row_clip`.
 
     Its counts do not travel at all: a class counts as held where its row stands out of the noise.
@@ -110,7 +111,7 @@ class _ClientLevel:
 
     def __init__(self, guard: Guard, upload: Record, at: At) -> None:
         self._clip = guard.clip or 0.0
-        self._row_clip = guard.bounds_rows or 0.0
+        self._row_clip = guard.effective_row_clip or 0.0
         parts = len(parts_of(upload))
         # The fields together are one Gaussian mechanism with the asked noise.
         self._noise = guard.noise * sqrt(parts)
@@ -144,7 +145,7 @@ class _ClientLevel:
         classes, dim = rows.shape
         deviation = self._noise * self._row_clip * sqrt(classes)
         rows = rows + deviation * self._source.normal(rows)
-        held = rows.pow(2).sum(1) > deviation**2 * (dim + _SURELY * sqrt(2 * dim))
+        held = rows.pow(2).sum(1) > deviation**2 * (dim + _ROW_DEVIATIONS * sqrt(2 * dim))
         return ClassTable(torch.where(held[:, None], clipped(rows, self._row_clip), 0.0), held.to(table.count))
 
 
@@ -155,7 +156,7 @@ def _is_vector(value: Tensor) -> bool:
 
 def _with(item: Any, value: Any) -> Any:
     """The field with another value. A weight is the table's new counts where it was its counts, and else 1:
-    how many samples a client has is not told."""
+    how many samples a client has does not leave it."""
     if isinstance(item, Each):
         return Each(value)
     per_class = isinstance(value, ClassTable) and torch.as_tensor(item.weight).ndim > 0

@@ -24,10 +24,10 @@ class RandomSource(Protocol):
 
 def source_of(guard: Guard, at: At, purpose: str) -> RandomSource:
     """The guard's source; from the seed, the same numbers come again when a run is repeated."""
-    return _System() if guard.source == "system" else _Keyed(at.rng(f"guard {purpose}"))
+    return _SystemSource() if guard.source == "system" else _SeededSource(at.rng(f"guard {purpose}"))
 
 
-class _Keyed:
+class _SeededSource:
     """Repeatable: whoever knows the seed knows the noise."""
 
     def __init__(self, generator: torch.Generator) -> None:
@@ -40,7 +40,7 @@ class _Keyed:
         return torch.rand(size, generator=self._generator, dtype=torch.float64)
 
 
-class _System:
+class _SystemSource:
     """Unpredictable: 52 bits of the operating system's secure source for each number, never the same again."""
 
     def normal(self, like: Tensor) -> Tensor:

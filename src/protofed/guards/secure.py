@@ -20,7 +20,7 @@ from protofed.records import Record, parts_of
 from protofed.records.tally import averaged, weighted
 from protofed.records.types import map_tensors
 
-_MOST_SHARES = 17
+_MAX_SHARES = 17
 """Neighbours among whom a client's keys are shared; all clients, where there are no more."""
 
 
@@ -44,17 +44,17 @@ class SecureTally:
         self._participants = list(participants)
         self._like = like
         self._largest_client = float(max(sizes.values()))
-        self._grid = _Grid(largest, len(self._participants))
-        self._carried: dict[str, NDArray[Any]] = {}
+        self._grid = _FixedPointGrid(largest, len(self._participants))
+        self._vectors: dict[str, NDArray[Any]] = {}
 
     def add(self, client: str, upload: Record) -> None:
         """Take in one client's upload; one whose numbers are too large for the grid cannot be used."""
-        self._carried[client] = self._grid.on(self._flat(upload), client)
+        self._vectors[client] = self._grid.nearest(self._flat(upload), client)
         self.clients.append(client)
 
     def total(self) -> Record:
         """The averages, from the sum."""
-        total = secure_sum(self._participants, self._carried, self._grid.largest, self._grid.levels)
+        total = secure_sum(self._participants, self._vectors, self._grid.largest, self._grid.levels)
         return averaged(self._unflat(total), self._like)
 
     def _flat(self, upload: Record) -> NDArray[Any]:
@@ -87,7 +87,7 @@ class SecureTally:
                 yield from self._scaled(item, self._largest_client if name == "count" else scale)
 
 
-class _Grid:
+class _FixedPointGrid:
     """Numbers up to `largest` in steps so fine that the sum over all clients still fits into the modulus."""
 
     def __init__(self, largest: float, clients: int) -> None:
@@ -95,12 +95,12 @@ class _Grid:
         self.largest = 2.0 ** ceil(log2(largest))
         self.levels = 2 ** (31 - ceil(log2(clients)))
 
-    def on(self, vector: NDArray[Any], sender: str) -> NDArray[Any]:
+    def nearest(self, vector: NDArray[Any], sender: str) -> NDArray[Any]:
         """The nearest points of the grid."""
-        found = float(np.abs(vector).max(initial=0.0))
-        if found > self.largest:
+        peak = float(np.abs(vector).max(initial=0.0))
+        if peak > self.largest:
             raise BadMessage(
-                f"{sender}: numbers up to {found:.3g} do not fit into secure aggregation up to {self.largest:g}; raise "
+                f"{sender}: numbers up to {peak:.3g} do not fit into secure aggregation up to {self.largest:g}; raise "
                 "secure_range of the guard"
             )
         step = 2 * self.largest / self.levels
@@ -113,7 +113,7 @@ def secure_sum(
     """The sum of the vectors by SecAgg+; participants without one drop out when vectors are collected."""
     from protofed.guards.flower_secagg import mean_by_secagg
 
-    shares = min(len(participants), _MOST_SHARES)
+    shares = min(len(participants), _MAX_SHARES)
     nodes = {number: vectors.get(client) for number, client in enumerate(participants, start=1)}
     mean = mean_by_secagg(nodes, shares, shares // 2 + 1, largest, levels)
     if mean is None:

@@ -1,4 +1,4 @@
-"""A whole federation on this machine, as real processes with TLS and keys: to try it out, to test it, to torment it."""
+"""A whole federation on this machine, as real processes with TLS and keys: for tests/deploy and for soak."""
 
 import os
 import signal
@@ -15,12 +15,12 @@ import torch
 
 from protofed.data import Dataset
 from protofed.deploy.keys import make_keys, server_keys
-from protofed.deploy.link import Link
+from protofed.deploy.link import SuperLink
 from protofed.deploy.programs import free_port
 from protofed.errors import UserError
 from protofed.testing import results_of
 
-_PATIENCE = 20.0
+_TERMINATION_SECONDS = 20.0
 _PAUSE = 0.05
 
 
@@ -84,7 +84,7 @@ class Loopback:
 
     def online(self, name: str) -> bool:
         """Whether the server counts a site among those that are connected."""
-        nodes = Link(server_keys(self.keys), self.address).nodes()
+        nodes = SuperLink(server_keys(self.keys), self.address).nodes()
         return any(node.online for node in nodes if node.name == name)
 
     def wait(self, name: str, seconds: float) -> int:
@@ -96,10 +96,10 @@ class Loopback:
 
     def results(self) -> dict[str, Any]:
         """What the run has left behind, with the clients' states at the sites, as a run in one process leaves it."""
-        found = results_of(self.out)
+        results = results_of(self.out)
         for state in (self.folder / "state").glob("*/runs/*/clients/*.safetensors"):
-            found[f"clients/{state.name}"] = state.read_bytes()
-        return found
+            results[f"clients/{state.name}"] = state.read_bytes()
+        return results
 
     def end(self) -> None:
         """End all that is still running."""
@@ -108,7 +108,7 @@ class Loopback:
                 process.terminate()
         for process in self._processes.values():
             with suppress(subprocess.TimeoutExpired):
-                process.wait(_PATIENCE)
+                process.wait(_TERMINATION_SECONDS)
             if process.poll() is None:
                 process.kill()
                 process.wait()
