@@ -204,6 +204,8 @@ class Method(Generic[U]):
 
     pools_data: ClassVar[bool] = False
     """One client holds everybody's data and nothing travels (the upper bound)."""
+    trains_backbone: ClassVar[bool] = True
+    """Whether --train decides what is trained; otherwise the method has a rule of its own."""
     validation_share: ClassVar[float] = 0.0
     """Part of each client's training data kept for validation unless the user says otherwise."""
     ensembles: ClassVar[bool] = False

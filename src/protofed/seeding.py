@@ -4,6 +4,8 @@ Keys are hashed with blake2, never with `hash()`, which is salted per process. S
 uninterrupted one would, and every engine sees the same draws whatever the order in which it visits clients.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from hashlib import blake2b
 
 import numpy as np
@@ -24,3 +26,11 @@ def generator(seed: int, purpose: str, *keys: object) -> torch.Generator:
 def numpy_generator(seed: int, purpose: str, *keys: object) -> np.random.Generator:
     """The same for code that draws with numpy (partitions, generated images)."""
     return np.random.default_rng(stable_seed(seed, purpose, *keys))
+
+
+@contextmanager
+def keyed_torch(seed: int, purpose: str) -> Iterator[None]:
+    """Inside: torch's global generator, from which layers draw their initial weights, is keyed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(stable_seed(seed, purpose))
+        yield

@@ -148,6 +148,14 @@ class Dataset:
         domains = {name: _all_in_training(domain) for name, domain in self.domains.items()}
         return replace(self, domains=domains)
 
+    def resized(self, side: int) -> "Dataset":
+        """The same images, square and of this side."""
+        return replace(self, domains=unify(self.domains, image_size=side))
+
+    def normalised(self, normalise: Normalise) -> "Dataset":
+        """The same images, to be normalised in another way."""
+        return replace(self, normalise=normalise)
+
     def pooled_labels(self) -> Tensor:
         """The labels of the pooled training set, without a copy of its pixels."""
         return torch.cat([domain.train.y for domain in self.domains.values()])

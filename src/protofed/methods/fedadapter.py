@@ -32,6 +32,7 @@ class FrozenBackboneServer(Record):
 class FrozenBackbone(Method[U]):
     """What the methods of this family have in common: the backbone never moves and never travels."""
 
+    trains_backbone = False
     trained: ClassVar[Group]
     """The little that is trained."""
 

@@ -25,7 +25,7 @@ from protofed.models.groups import (
 from protofed.models.layers import in_full_precision
 from protofed.models.projection_head import to_common_length, with_projection
 from protofed.models.split import ImageShape, Split
-from protofed.models.weights import Mismatch, WeightsReport, load_weights, read_weights
+from protofed.models.weights import Mismatch, WeightsReport, load_weights, load_weights_into, read_weights
 
 __all__ = [
     "LAYOUTS",
@@ -45,6 +45,7 @@ __all__ = [
     "in_full_precision",
     "laid_out",
     "load_weights",
+    "load_weights_into",
     "model_names",
     "normalisation",
     "nothing",

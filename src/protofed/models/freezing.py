@@ -99,3 +99,10 @@ def _number(train: str) -> int:
 def complete_tensors(model: Split, trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """All tensors of a network: what was trained, and its frozen stages."""
     return {**frozen_tensors(model), **trained}
+
+
+def parameter_count(model: Split) -> int:
+    """Learnable numbers, also those that are frozen."""
+    hidden = (stage.stage for stage in model.stages().values() if isinstance(stage, Frozen))
+    parameters = [*model.parameters(), *(param for stage in hidden for param in stage.parameters())]
+    return sum(param.numel() for param in parameters)

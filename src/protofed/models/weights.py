@@ -59,8 +59,12 @@ def load_weights(model: Split, path: str | Path) -> WeightsReport:
     Names may be ours or torchvision's, with or without a leading `module.`; a PyTorch file may hold them under
     `state_dict`. Code inside a file is never run.
     """
+    return load_weights_into(tensors(model), path)
+
+
+def load_weights_into(own: Mapping[str, Tensor], path: str | Path) -> WeightsReport:
+    """The same for tensors by name."""
     path = Path(path)
-    own = tensors(model)
     stored = _own_names(read_weights(path), own, path)
     fitting = {name: value for name, value in stored.items() if name in own and value.shape == own[name].shape}
     if not fitting:

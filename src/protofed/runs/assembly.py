@@ -1,8 +1,7 @@
 """Options become a federation that is ready to run; mistakes of the user show here, before anything is written."""
 
 import platform
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -24,17 +23,23 @@ from protofed.method import At, Method
 from protofed.models import (
     Split,
     WeightsReport,
-    build_model,
     choose_layout,
-    describe,
-    load_weights,
     nothing,
-    to_common_length,
 )
+from protofed.models.freezing import frozen_tensors, parameter_count
 from protofed.records import Each, parse_robust, parts_of
 from protofed.registry import find_method, load_plugin, make_method, preset_settings
+from protofed.runs.network import (
+    Network,
+    build_networks,
+    choose_network,
+    fitted,
+    freeze_untouched,
+    network_of,
+    restore_backbone,
+)
 from protofed.runs.options import Options, make_options
-from protofed.seeding import stable_seed
+from protofed.seeding import keyed_torch
 from protofed.settings import SettingInfo, checked
 
 _DATA_SETTINGS = {
@@ -53,12 +58,16 @@ _DATA_SETTINGS = {
 
 _FEWEST_TOGETHER = 3
 
+VIEWS = Augment.parse("resized_crop=0.7,flip,jitter=0.1")
+"""What cached views show, unless data.augment says otherwise."""
+
 
 @dataclass(frozen=True)
 class Assembly:
     """A federation that could start now, and what there is to say about it."""
 
     options: Options
+    network: Network
     prepared: Prepared
     engine: EngineChoice
     warnings: tuple[str, ...]
@@ -113,9 +122,10 @@ class Assembly:
                 },
             },
             "model": {
-                "name": options.model,
+                "name": ",".join(self.network.names),
                 "options": options.settings_for("model"),
-                "parameters": [sum(param.numel() for param in model.parameters()) for model in context.models],
+                "parameters": [parameter_count(model) for model in context.models],
+                "start": self.network.summary(),
                 "dim": context.model.dim,
                 "weights": None if self.weights is None else self.weights.summary(),
             },
@@ -173,6 +183,8 @@ def assemble(options: Options, clients_folder: Path, dataset: Dataset | None = N
         normalise=normalise,
         options=own_settings,
     )
+    network = choose_network(options, dataset.image_shape, type(method))
+    dataset = fitted(dataset, network, keeps_normalisation=normalise is not None)
     if merges_tests and not deals_by_label(options.protocol):
         raise UserError("data.merge_test needs a protocol that deals out by label, where clients keep their own tests")
     if merges_tests:
@@ -188,7 +200,9 @@ def assemble(options: Options, clients_folder: Path, dataset: Dataset | None = N
     )
     if method.pools_data:
         partition = partition.pooled()
-    return _assembled(options, method, dataset, partition, clients_folder, augment, validation, device)
+    if network.views > 1:
+        augment = augment or VIEWS
+    return _assembled(options, network, method, dataset, partition, clients_folder, augment, validation, device)
 
 
 def dealing_of_preset(cls: type[Method], preset: str | None, protocol: str | None) -> dict[str, Any]:
@@ -196,9 +210,11 @@ def dealing_of_preset(cls: type[Method], preset: str | None, protocol: str | Non
     return preset_settings(cls, preset, "data") if deals_by_label(protocol) else {}
 
 
-def elsewhere(options: Mapping[str, Any]) -> Options:
+def elsewhere(config: Mapping[str, Any]) -> Options:
     """The options of a run that is opened again, maybe on another machine than it ran on."""
-    return make_options({**options, "weights": None, "device": "cpu", "engine": "loop"})
+    network = network_of(config)
+    chosen = {"model": ",".join(network.names), "weights": network.weights, "train": network.train, "views": None}
+    return make_options({**config["options"], **chosen, "device": "cpu", "engine": "loop"})
 
 
 def reassemble(config: Mapping[str, Any], folder: Path) -> Assembly:
@@ -206,13 +222,14 @@ def reassemble(config: Mapping[str, Any], folder: Path) -> Assembly:
 
     Weights are the initial ones. Images are black, and as many of each class with each client as there were.
     """
-    options = elsewhere(config["options"])
+    options = elsewhere(config)
     partition = Partition.load(folder / "partition.npz")
     dataset = _black_images(config, partition)
     method = _method(options)
     validation = float(options.settings_for("data").get("validation", method.validation_share))
     here = torch.device("cpu")
-    return _assembled(options, method, dataset, partition, folder / "clients", Augment(), validation, here)
+    network = network_of(config)
+    return _assembled(options, network, method, dataset, partition, folder / "clients", Augment(), validation, here)
 
 
 def _black_images(config: Mapping[str, Any], partition: Partition) -> Dataset:
@@ -243,6 +260,7 @@ def _method(options: Options) -> Method:
 
 def _assembled(
     options: Options,
+    network: Network,
     method: Method,
     dataset: Dataset,
     partition: Partition,
@@ -252,7 +270,7 @@ def _assembled(
     device: torch.device,
 ) -> Assembly:
     """Build and rehearse on data that is dealt out."""
-    bases, report = _base_models(options, dataset)
+    bases, report = build_networks(network, options, dataset.image_shape, len(dataset.classes), type(method))
     context = RunContext(
         method=method,
         plan=method.plan(options.training_plan()),
@@ -268,10 +286,14 @@ def _assembled(
         device=device,
         autocast=options.autocast,
         guard=parse_guard(options.guard),
+        views=network.views,
         robust=None if options.robust is None else parse_robust(options.robust),
     )
-    with _keyed(options.seed, "build"):
+    with keyed_torch(options.seed, "build"):
         built = tuple(_built(options, method, base, context.at(0, None)) for base in context.models)
+        if network.pretrained:
+            built = tuple(freeze_untouched(model, method) for model in built)
+        restore_backbone(built, clients_folder.parent)
         # What a method adds is made by torch in its default precision.
         context = replace(
             context,
@@ -281,37 +303,17 @@ def _assembled(
     frozen = choose_frozen(options.frozen, context)
     prepared = prepare(context).with_context(frozen=frozen.parts)
     context, templates = prepared.context, prepared.templates
-    _refuse_impossible(options, prepared)
+    _refuse_impossible(options, network, prepared)
     engine = choose_engine(options.engine, options.workers, _participants(options, partition), prepared)
     warnings = (
         *dataset.warnings,
         *partition.warnings,
-        *_random_parts(options, context),
+        *_random_parts(options, network, context),
+        *_own_rule(options, method),
         *_own_plan(options, context),
         *_beyond_robust(options, templates),
     )
-    return Assembly(options, prepared, engine, warnings, report, frozen.summary())
-
-
-def _base_models(options: Options, dataset: Dataset) -> tuple[list[Split], WeightsReport | None]:
-    """The models the user chose; initial weights depend on the seed only, so every method starts from the same."""
-    names = options.model.split(",")
-    settings = options.settings_for("model")
-    if len(names) == 1:
-        taken = {names[0]: settings}
-    else:
-        taken = {name: {key: settings[key] for key in settings if key in describe(name).options} for name in names}
-        for key in settings:
-            if not any(key in each for each in taken.values()):
-                raise UserError(f"--set model.{key}: none of the models {', '.join(names)} has such an option")
-    with _keyed(options.seed, "init"):
-        models = [build_model(name, dataset.image_shape, len(dataset.classes), taken[name]) for name in names]
-        models = to_common_length(models)
-    if options.weights is None:
-        return models, None
-    if len(models) > 1:
-        raise UserError("--weights fits one architecture; leave it out, or give one --model")
-    return models, load_weights(models[0], options.weights)
+    return Assembly(options, network, prepared, engine, warnings, report, frozen.summary())
 
 
 def _built(options: Options, method: Method, base: Split, at: At) -> Split:
@@ -330,16 +332,23 @@ def _own_plan(options: Options, context: RunContext) -> list[str]:
     return [f"{options.method} follows a plan of its own: {context.plan.rounds} rounds of {epochs} local epochs"]
 
 
-def _random_parts(options: Options, context: RunContext) -> list[str]:
+def _random_parts(options: Options, network: Network, context: RunContext) -> list[str]:
     """A warning where something is neither trained nor loaded from a file."""
     trained = {name for step in context.method.steps for name in step.trains.names(context.model)}
-    frozen = {name for name, _ in context.model.named_parameters()} - trained
-    if options.weights is not None or not frozen:
+    frozen = {name for name, _ in context.model.named_parameters()} - trained | frozen_tensors(context.model).keys()
+    if network.weights != "none" or not frozen:
         return []
     return [f"{options.method} trains only a part of the model and the rest is random; give --weights for a backbone"]
 
 
-def _refuse_impossible(options: Options, prepared: Prepared) -> None:
+def _own_rule(options: Options, method: Method) -> list[str]:
+    """A warning where the method does not follow --train."""
+    if options.train is None or method.trains_backbone:
+        return []
+    return [f"{options.method} trains what its paper says, whatever --train says"]
+
+
+def _refuse_impossible(options: Options, network: Network, prepared: Prepared) -> None:
     """Combinations that cannot work, refused with the reason."""
     context, templates = prepared.context, prepared.templates
     method = context.method
@@ -361,7 +370,7 @@ def _refuse_impossible(options: Options, prepared: Prepared) -> None:
         options.method,
         method,
         context.models,
-        options.model.split(","),
+        list(network.names),
         templates.down,
         templates.upload,
     )
@@ -394,14 +403,6 @@ def _beyond_robust(options: Options, templates: Templates) -> list[str]:
         f"robust={options.robust} replaces means; {', '.join(single)} of {options.method} is used client by client, "
         "so a hostile client's is used as it is"
     ]
-
-
-@contextmanager
-def _keyed(seed: int, purpose: str) -> Iterator[None]:
-    """Inside: torch's global generator, from which layers draw their initial weights, is keyed."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(stable_seed(seed, purpose))
-        yield
 
 
 def _device(name: str) -> torch.device:

@@ -153,7 +153,7 @@ class OpenRun:
     def _assembly(self) -> Assembly:
         if not self._with_data:
             return reassemble(self.config, self.run.path)
-        return assemble(elsewhere(self.run.options), self.run.path / "clients")
+        return assemble(elsewhere(self.config), self.run.path / "clients")
 
     def _refuse_unfinished(self, done: int | None) -> None:
         if done is None and not self.run.complete:

@@ -11,6 +11,7 @@ from protofed.engines import ENGINES
 from protofed.errors import UserError, unknown_name
 from protofed.method import Plan, epochs_in
 from protofed.models import LAYOUTS
+from protofed.models.freezing import TRAIN
 from protofed.settings import settings_below
 
 WholeNumber = Annotated[int, Field(ge=1)]
@@ -39,8 +40,18 @@ class Options(BaseModel):
     samples_per_client: str | None = Field(None, description="samples a client holds: N, or mnist=600,usps=72")
     balanced: bool = Field(False, description="draw every class equally often in training")
     image_size: WholeNumber | None = Field(None, description="bring all images to this side length")
-    model: str = Field("cnn", description="the network, or several for clients to have in turn: lenet5,cnn")
-    weights: str | None = Field(None, description="start from these weights (.safetensors or .pth)")
+    model: str | None = Field(
+        None,
+        description="the network, or several for clients to have in turn: lenet5,cnn; default: what fits the images",
+    )
+    weights: str | None = Field(
+        None,
+        description="imagenet | none | a file (.safetensors or .pth) to start from; default: imagenet where it exists",
+    )
+    train: str | None = Field(
+        None, description=" | ".join(TRAIN) + ": what is trained; the rest is frozen, computed once and never sent"
+    )
+    views: WholeNumber | None = Field(None, description="augmented looks of each image that frozen parts compute once")
     rounds: WholeNumber = Field(10, description="number of exchanges")
     epochs: WholeNumber = Field(1, description="local epochs per round")
     plan: str | None = Field(

@@ -1,0 +1,173 @@
+"""The network of a run: which one, from which weights, at which image size, and what of it is trained."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from protofed.data import Dataset, Normalise
+from protofed.errors import UserError
+from protofed.method import Method
+from protofed.models import (
+    ImageShape,
+    Split,
+    WeightsReport,
+    build_model,
+    describe,
+    load_weights,
+    load_weights_into,
+    tensors,
+    to_common_length,
+)
+from protofed.models.freezing import freeze, frozen_tensors, untrained_stages
+from protofed.models.pretrained import PRETRAINED, load_pretrained, pretrained_hash
+from protofed.runs.options import Options
+from protofed.seeding import keyed_torch
+
+SMALL_NETWORK, PRETRAINED_NETWORK = "cnn", "efficientnet_lite0"
+"""What is taken where the user names none: for digits and icons, and for photographs."""
+
+BACKBONE_FILE = "backbone.safetensors"
+"""Frozen weights of a run that come from no package."""
+
+_PHOTOGRAPH = 48
+_FULL_SIDE, _REDUCED_SIDE, _LARGE = 224, 128, 96
+_STRIDE = 32
+_DEFAULT_VIEWS = 4
+
+
+@dataclass(frozen=True)
+class Network:
+    """What was chosen, by the user or for him."""
+
+    names: tuple[str, ...]
+    weights: str
+    """imagenet | none | FILE"""
+    train: str
+    views: int
+    image_size: int | None
+    """None: as the images are."""
+    reason: str = ""
+    """Why, where the user did not say."""
+
+    @property
+    def pretrained(self) -> bool:
+        """Whether weights come from a package that every site has."""
+        return self.weights == "imagenet"
+
+    def summary(self) -> dict[str, object]:
+        """For run.json."""
+        hashes = {name: pretrained_hash(name) for name in self.names if self.pretrained and name in PRETRAINED}
+        return {"from": self.weights, "train": self.train, "views": self.views, "sha256": hashes or None}
+
+
+def network_of(config: Mapping[str, Any]) -> Network:
+    """The network of a run that has happened."""
+    model = config["model"]
+    start = model.get("start") or {"from": "none", "train": "all"}
+    weights = start["from"] if start["from"] == "imagenet" else "none"
+    return Network(tuple(model["name"].split(",")), weights, start["train"], 1, None)
+
+
+def choose_network(options: Options, shape: ImageShape, method: type[Method]) -> Network:
+    """What the user asked for, completed by what fits his images."""
+    side = min(shape[1:])
+    photographs = side >= _PHOTOGRAPH
+    names = (options.model or (PRETRAINED_NETWORK if photographs else SMALL_NETWORK)).split(",")
+    has_weights = all(name in PRETRAINED for name in names)
+    weights = options.weights or ("imagenet" if has_weights else "none")
+    if weights == "imagenet" and not has_weights:
+        lacking = next(name for name in names if name not in PRETRAINED)
+        raise UserError(f"--weights imagenet: {lacking} has none here; take {', '.join(PRETRAINED)}, or give a file")
+    if weights not in ("imagenet", "none") and len(names) > 1:
+        raise UserError("--weights fits one architecture; leave it out, or give one --model")
+    pretrained = weights == "imagenet"
+    train = options.train or ("head" if pretrained and method.trains_backbone else "all")
+    size = options.image_size
+    if size is None and pretrained:
+        size = _side_for(side)
+    frozen = train != "all" and method.trains_backbone
+    augmented = "augment" in options.settings_for("data")
+    views = options.views or (_DEFAULT_VIEWS if pretrained and frozen and not augmented else 1)
+    if views > 1 and not frozen:
+        raise UserError("--views needs a frozen part, whose output is kept for each view; give --train head or last")
+    return Network(tuple(names), weights, train, views, size, _reason(options, names, side, size, train))
+
+
+def _side_for(side: int) -> int:
+    """The side at which a pretrained network sees images: its own, or less where images are small."""
+    if side >= _FULL_SIDE - _STRIDE:
+        return _FULL_SIDE
+    return max(_STRIDE, side // _STRIDE * _STRIDE) if side >= _LARGE else _REDUCED_SIDE
+
+
+def _reason(options: Options, names: Sequence[str], side: int, size: int | None, train: str) -> str:
+    if options.model is not None or names[0] != PRETRAINED_NETWORK:
+        return ""
+    return (
+        f"images of {side} pixels: {names[0]} with ImageNet weights at {size} pixels, of which --train {train} is "
+        "trained; --model names another network, --train all trains all of it"
+    )
+
+
+def fitted(dataset: Dataset, network: Network, keeps_normalisation: bool) -> Dataset:
+    """The images as the network wants them."""
+    if network.image_size is not None:
+        dataset = dataset.resized(network.image_size)
+    if network.pretrained and not keeps_normalisation:
+        dataset = dataset.normalised(Normalise.named("imagenet", dataset.channels))
+    return dataset
+
+
+def build_networks(
+    network: Network, options: Options, shape: ImageShape, classes: int, method: type[Method]
+) -> tuple[list[Split], WeightsReport | None]:
+    """At their initial weights, which depend on the seed only, so that every method starts from the same."""
+    with keyed_torch(options.seed, "init"):
+        settings = _settings(network.names, options)
+        models = [build_model(name, shape, classes, settings[name]) for name in network.names]
+        models = to_common_length(models)
+    report = None
+    if network.pretrained:
+        for name, model in zip(network.names, models, strict=True):
+            load_pretrained(model, name)
+    elif network.weights != "none":
+        report = load_weights(models[0], network.weights)
+    if method.trains_backbone:
+        models = [freeze(model, untrained_stages(model, network.train)) for model in models]
+    return models, report
+
+
+def freeze_untouched(model: Split, method: Method) -> Split:
+    """Stages of a pretrained network that a method neither trains nor sends are the same for everybody."""
+    touched = method.shares.names(model).union(*(step.trains.names(model) for step in method.steps))
+    untouched = tuple(
+        name for name, stage in model.stages().items() if not any(f"{name}.{key}" in touched for key in tensors(stage))
+    )
+    return freeze(model, untouched)
+
+
+def own_backbone(network: Network, models: Sequence[Split]) -> dict[str, Tensor]:
+    """The frozen weights that a run folder must keep: those that come from no package."""
+    return {} if network.pretrained else frozen_tensors(models[0])
+
+
+def restore_backbone(models: Sequence[Split], folder: Path) -> None:
+    """Put back the frozen weights that a run folder keeps, where it keeps any."""
+    if not (folder / BACKBONE_FILE).exists():
+        return
+    load_weights_into(frozen_tensors(models[0]), folder / BACKBONE_FILE)
+
+
+def _settings(names: Sequence[str], options: Options) -> dict[str, dict[str, str]]:
+    """The settings of each network; one that none of several takes is a mistake."""
+    given = options.settings_for("model")
+    if len(names) == 1:
+        return {names[0]: given}
+    taken = {name: {key: given[key] for key in given if key in describe(name).options} for name in names}
+    for key in given:
+        if not any(key in each for each in taken.values()):
+            raise UserError(f"--set model.{key}: none of the models {', '.join(names)} has such an option")
+    return taken
