@@ -8,6 +8,7 @@ import typer
 
 from protofed.audit import Effort
 from protofed.audit.audit import audit, audit_tables
+from protofed.cli.options import QuietOption
 from protofed.cli.output import console, show_table
 
 
@@ -24,7 +25,7 @@ def audit_command(
         Path | None, typer.Option("--inception", help="weights of Inception-v3, for a FID; without: FID-like")
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="where the findings go (default: RUN/audit)")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="say nothing but warnings")] = False,
+    quiet: QuietOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="print audit.json, and nothing else")] = False,
 ) -> None:
     """Attack what the clients of a run sent: rebuild images, and tell who took part.
@@ -45,7 +46,7 @@ def audit_command(
         print(json.dumps(found))
     elif not quiet:
         for table in audit_tables(found):
-            show_table(*table)
+            show_table(table)
         for verdict in found["verdicts"]:
             console().print(f"- {verdict}")
         console().print(f"written to {run / 'audit' if out is None else out}")
