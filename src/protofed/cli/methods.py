@@ -2,33 +2,13 @@
 
 import inspect
 from collections.abc import Sequence
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from protofed.cli import completion
-from protofed.cli.options import JsonOption
-from protofed.cli.output import console, show_or_dump, show_table
-from protofed.method import Method
-from protofed.registry import find_method, knobs, load_plugin, method_names
+from protofed.cli.catalogue import catalogue_command
+from protofed.cli.output import console, show_table
+from protofed.registry import find_method, knobs, method_names
 from protofed.text import Table, setting
-
-
-def methods_command(
-    name: Annotated[str | None, typer.Argument(help="explain this one", autocompletion=completion.methods)] = None,
-    plugin: Annotated[list[str] | None, typer.Option("--plugin", help="a Python file that registers methods")] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """List the methods, or explain one: paper, what travels, hyper-parameters, contradictions.
-
-    Example: protofed methods i2pfl
-    """
-    for path in plugin or []:
-        load_plugin(path)
-    if name is not None:
-        show_or_dump(_described(name, find_method(name)), as_json, _show)
-    else:
-        show_or_dump([_described(each, find_method(each)) for each in method_names()], as_json, _show_all)
 
 
 def _show_all(entries: Sequence[dict[str, Any]]) -> None:
@@ -37,7 +17,8 @@ def _show_all(entries: Sequence[dict[str, Any]]) -> None:
     show_table(Table("Methods (protofed methods NAME explains one)", columns, rows, numeric=False))
 
 
-def _described(name: str, cls: type[Method]) -> dict[str, Any]:
+def _describe(name: str) -> dict[str, Any]:
+    cls = find_method(name)
     return {
         "name": name,
         "kind": cls().kind,
@@ -71,3 +52,17 @@ def _show(entry: dict[str, Any]) -> None:
         out.print("\nWhere the paper is silent or contradicts itself:")
         for reading in entry["readings"]:
             out.print(f"- {reading}")
+
+
+methods_command = catalogue_command(
+    "methods",
+    help="""List the methods, or explain one: paper, what travels, hyper-parameters, contradictions.
+
+    Example: protofed methods i2pfl
+    """,
+    names=method_names,
+    complete=completion.methods,
+    describe=_describe,
+    show=_show,
+    show_all=_show_all,
+)
