@@ -16,7 +16,7 @@ def catalogue_command(
     plural: str,
     *,
     help: str,
-    names: Callable[[], list[str]],
+    names: Callable[[], Sequence[str]],
     complete: Callable[[str], list[str]],
     describe: Callable[[str], Described],
     show: Callable[[Described], None],

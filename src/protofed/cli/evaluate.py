@@ -42,10 +42,10 @@ def evaluate_command(
         print(json.dumps(content))
         return
     rows = [
-        [name, *(percent(figures[key]) for key in ("accuracy", "balanced_accuracy", "auc"))]
-        for name, figures in content["models"].items()
+        [name, *(percent(scores[key]) for key in ("accuracy", "balanced_accuracy", "auc"))]
+        for name, scores in content["models"].items()
     ]
     title = f"{content['images']} images of {content['data']} ({content['part']}), in %"
     show_table(Table(title, ["model", "accuracy", "balanced accuracy", "AUC"], rows))
-    for name, figures in content["models"].items():
-        console().print(f"{name}: confusion (rows: truth, columns: prediction) {figures['confusion']}")
+    for name, scores in content["models"].items():
+        console().print(f"{name}: confusion (rows: truth, columns: prediction) {scores['confusion']}")

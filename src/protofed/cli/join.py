@@ -51,11 +51,11 @@ def join_command(
         labels=labels,
         samples_per_client=samples_per_client,
     )
-    content = joined.as_dict()
+    told = joined.as_dict()
     if as_json:
-        print(json.dumps(content))
+        print(json.dumps(told))
         return
-    sent = f"{size(content['bytes']['up'])} up and {size(content['bytes']['down'])} down"
+    sent = f"{size(told['bytes']['up'])} up and {size(told['bytes']['down'])} down"
     when = f"reached after {joined.reached} rounds" if joined.reached else f"not reached in {len(joined.steps)} rounds"
     console().print(
         f"{joined.client} began with {joined.start}; the others' {percent(joined.target)} % were {when}, "

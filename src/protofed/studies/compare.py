@@ -129,7 +129,7 @@ def _variant_options(methods: Methods, options: Mapping[str, Any]) -> dict[str, 
         raise UserError(f"--preset {common.preset}: none of the methods has such a preset")
     dealing = _dealing_of_presets(common, with_preset)
 
-    def merged(label: str, own: Mapping[str, Any]) -> Options:
+    def options_of(label: str, own: Mapping[str, Any]) -> Options:
         cls = classes[label]
         own_options = {**options, "preset": common.preset if common.preset in cls.presets else None, **own}
         settings = {
@@ -141,7 +141,7 @@ def _variant_options(methods: Methods, options: Mapping[str, Any]) -> dict[str, 
         given = {name: value for name, value in own_options.items() if value is not None}
         return make_options({**given, "set": settings})
 
-    return {label: merged(label, own) for label, own in variants.items()}
+    return {label: options_of(label, own) for label, own in variants.items()}
 
 
 def _dealing_of_presets(common: Options, classes: Sequence[type[Method]]) -> dict[str, str]:
