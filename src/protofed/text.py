@@ -1,6 +1,8 @@
-"""Figures as people read them."""
+"""What people read and write: figures, tables, lists of names."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 
 def percent(value: float | None) -> str:
@@ -28,7 +30,33 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The first column to the left, figures to the right."""
-    rule = [":--", *["--:"] * (len(columns) - 1)]
-    return "\n".join("| " + " | ".join(row) + " |" for row in [columns, rule, *rows])
+def setting(value: object) -> str:
+    """The value of a setting as --set takes it."""
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
+
+
+def split_names(names: str | Iterable[str] | None) -> list[str] | None:
+    """Names as a user gives them: `a,b` or a list; None for all."""
+    if names is None:
+        return None
+    return [part.strip() for part in names.split(",") if part.strip()] if isinstance(names, str) else list(names)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table under a title; its cells are texts, unless whoever shows it formats figures in its own way."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+    numeric: bool = True
+    """Whether the columns after the first hold figures, which are aligned to the right."""
+
+    def markdown(self) -> str:
+        """Without the title."""
+        rule = [":--", *["--:" if self.numeric else ":--"] * (len(self.columns) - 1)]
+        return "\n".join("| " + " | ".join(row) + " |" for row in [self.columns, rule, *self.rows])
+
+    def as_dict(self) -> dict[str, Any]:
+        """As the JSON files of galleries hold it."""
+        return {"title": self.title, "columns": self.columns, "rows": self.rows}

@@ -155,10 +155,10 @@ def test_the_report_of_a_run_shows_its_explanations_and_embeddings(parts_run: Pa
     found = {gallery.name: gallery for gallery in galleries(read(copy).readings)}
     assert len(found["explanations"].pictures) == 2 + 2 + 1
     assert found["explanations"].left_out == 0
-    assert found["explanations"].tables[0][0] == "Agreement between clients"
+    assert found["explanations"].tables[0].title == "Agreement between clients"
     assert "overlap" in found["explanations"].text
     assert len(found["embeddings"].pictures) == 1
-    assert len(found["embeddings"].tables[0][2]) == 2
+    assert len(found["embeddings"].tables[0].rows) == 2
 
 
 def test_findings_say_whether_boxes_matter() -> None:

@@ -21,7 +21,7 @@ from protofed.runs.assembly import assemble
 from protofed.runs.options import make_options
 from protofed.studies import schedule
 from protofed.studies.comparison import accuracy_over_seeds
-from protofed.studies.schedule import Job, Shard, claimed, places
+from protofed.studies.schedule import PlannedRun, Shard, allocate_cores, folder_lock
 
 TINY: dict[str, Any] = {"model": "mlp", "rounds": 2, "batch": 8, "set": {"model.hidden": 16}}
 WORDS = ["--model", "mlp", "--rounds", "2", "--batch", "8", "--set", "model.hidden=16"]
@@ -165,12 +165,12 @@ def test_results(compare, tmp_path: Path) -> None:
     # Views do not mix: a method without a global model has no row there.
     assert content["methods"]["fedproto"]["global"] is None
     assert content["methods"]["fedproto"]["personal"]["test"]["tests"] == 2
-    columns, rows = result.table("global")
-    assert [row[0] for row in rows] == ["fedavg", "fedproto_avg"]
-    assert [row[columns.index("paper")] for row in rows] == ["50.00", "60.00"]
-    columns, rows = result.table("personal")
-    assert len(rows) == 3
-    assert "paper" not in columns
+    table = result.table("global")
+    assert [row[0] for row in table.rows] == ["fedavg", "fedproto_avg"]
+    assert [row[table.columns.index("paper")] for row in table.rows] == ["50.00", "60.00"]
+    table = result.table("personal")
+    assert len(table.rows) == 3
+    assert "paper" not in table.columns
     assert "Personal view" in (tmp_path / "cmp" / "comparison.md").read_text()
 
 
@@ -179,7 +179,7 @@ def test_a_target(compare) -> None:
     assert found["rounds_to_target"]["seeds"] == [1, 1]
     never = compare(["fedavg"], target=1.0, seeds=[0, 1])
     assert never.content["methods"]["fedavg"]["global"]["bytes_to_target"]["mean"] is None
-    assert never.course("global")[1][0][1:3] == ["-", "-"]
+    assert never.convergence("global").rows[0][1:3] == ["-", "-"]
 
 
 def test_held_out_domains_count_apart(compare) -> None:
@@ -188,7 +188,7 @@ def test_held_out_domains_count_apart(compare) -> None:
     assert list(view["per_domain"]) == ["a", "c"]
     assert list(view["held_out"]) == ["b"]
     assert view["worst_domain"]["names"][0] in "ac"
-    assert "b (held out)" in result.table("global")[0]
+    assert "b (held out)" in result.table("global").columns
 
 
 def test_clients_without_domains(compare) -> None:
@@ -196,7 +196,7 @@ def test_clients_without_domains(compare) -> None:
     view = result.content["methods"]["fedproto"]["personal"]
     assert view["per_domain"] == {}
     assert len(view["per_client"]) == 3
-    assert "worst client" in result.table("personal")[0]
+    assert "worst client" in result.table("personal").columns
 
 
 def test_settings_for_one_method_and_variants(compare, tmp_path: Path) -> None:
@@ -228,8 +228,8 @@ def test_finished_runs_are_not_repeated(compare, tmp_path: Path) -> None:
             self.todo: list[str] = []
             self.rounds: list[tuple[str, int]] = []
 
-        def runs_start(self, jobs: list[Job], unfinished: list[Job]) -> None:
-            self.todo = [job.title for job in unfinished]
+        def runs_start(self, runs: list[PlannedRun], unfinished: list[PlannedRun]) -> None:
+            self.todo = [run.title for run in unfinished]
 
         def round_end(self, run: protofed.Run, record: dict[str, Any]) -> None:
             self.rounds.append((run.path.name, record["round"]))
@@ -249,7 +249,7 @@ def test_finished_runs_are_not_repeated(compare, tmp_path: Path) -> None:
 
 def test_a_run_is_named_by_what_defines_it(tmp_path: Path) -> None:
     def path(**options: Any) -> Path:
-        return Job("label", tmp_path, make_options({"method": "fedavg", **options})).path
+        return PlannedRun("label", tmp_path, make_options({"method": "fedavg", **options})).path
 
     assert path() == path(lr=0.01) == path(engine="loop", workers=3, plugin=["mine.py"])
     assert len({path(), path(lr=0.02), path(seed=1), path(set={"model.hidden": 2}), path(data="x")}) == 5
@@ -291,7 +291,7 @@ def test_a_run_that_had_hardly_begun_begins_again(compare, tmp_path: Path) -> No
 )
 def test_every_core_has_one_process(engine, workers, runs, cores, expected, monkeypatch) -> None:
     monkeypatch.setattr(schedule, "cores", lambda: cores)
-    assert places(make_options({"engine": engine, "workers": workers}), runs) == expected
+    assert allocate_cores(make_options({"engine": engine, "workers": workers}), runs) == expected
 
 
 def test_methods_of_the_user(compare, tmp_path: Path) -> None:
@@ -387,11 +387,11 @@ def test_shards_share_a_folder(compare, tmp_path: Path) -> None:
 
 
 def test_shards_deal_out_everything_once() -> None:
-    jobs: Any = list(range(11))
-    dealt = [job for number in (1, 2, 3) for job in Shard(number, 3).own(jobs)]
-    assert sorted(dealt) == jobs
+    runs: Any = list(range(11))
+    dealt = [run for number in (1, 2, 3) for run in Shard(number, 3).own(runs)]
+    assert sorted(dealt) == runs
     assert Shard.parse("2/3") == Shard(2, 3)
-    assert Shard.parse(None).own(jobs) == jobs
+    assert Shard.parse(None).own(runs) == runs
 
 
 def test_a_run_that_another_process_is_at_is_skipped(compare, tmp_path: Path) -> None:
@@ -407,7 +407,7 @@ def test_a_run_that_another_process_is_at_is_skipped(compare, tmp_path: Path) ->
     assert [entry["method"] for entry in result.content["missing"]] == ["fedavg"]
     assert "another process" in result.missing()[0]
     assert result.content["methods"]["fedproto"]["personal"] is not None
-    with claimed(tmp_path / "cmp", run):
+    with folder_lock(tmp_path / "cmp", run):
         assert "another process" in compare(["fedavg"]).missing()[0]
     assert compare(["fedavg"]).content["complete"]
 

@@ -6,7 +6,7 @@ from protofed.errors import UserError
 from protofed.registry import find_method, make_method
 from protofed.runs.options import make_options
 from protofed.studies.tables.fixtures import real_partition
-from protofed.studies.tables.preset import SCALES, find_preset, merged, preset_names
+from protofed.studies.tables.preset import SCALES, find_preset, merge_options, preset_names
 
 # Averages that the papers print and that are not the mean of the columns beside them.
 SLIPS = {
@@ -157,11 +157,11 @@ def test_paper_scale_is_the_published_one():
 
 def test_later_options_go_before_earlier_ones():
     first = {"model": "resnet10", "clients": "a=1", "set": {"model.width": 16, "tau": 1}}
-    assert merged(first, {"clients": "", "set": {"tau": 2}}) == {
+    assert merge_options(first, {"clients": "", "set": {"tau": 2}}) == {
         "model": "resnet10",
         "set": {"model.width": 16, "tau": 2},
     }
-    assert merged(first, {"model": "mlp"})["set"] == {"tau": 1}, "settings of another model do not fit"
+    assert merge_options(first, {"model": "mlp"})["set"] == {"tau": 1}, "settings of another model do not fit"
 
 
 def test_rows_are_chosen_by_title_or_method():

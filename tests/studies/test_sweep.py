@@ -13,7 +13,7 @@ from protofed import sweep as start_sweep
 from protofed.cli import main
 from protofed.errors import UserError
 from protofed.studies import Sweep
-from protofed.studies.sweep import _axis, _drawn, _grid
+from protofed.studies.sweep import _grid, _parse_axis, _random_trials
 
 TINY: dict[str, Any] = {"model": "mlp", "rounds": 2, "batch": 8, "engine": "loop", "set": {"model.hidden": 16}}
 
@@ -36,7 +36,7 @@ def runs_in(folder: Path) -> dict[str, int]:
 
 
 def test_a_grid_is_every_combination():
-    axes = [_axis("tau=0.1,0.2"), _axis("plan=30,60;10"), _axis("lr=1")]
+    axes = [_parse_axis("tau=0.1,0.2"), _parse_axis("plan=30,60;10"), _parse_axis("lr=1")]
     assert _grid(axes) == [
         {"tau": "0.1", "plan": "30,60", "lr": "1"},
         {"tau": "0.1", "plan": "10", "lr": "1"},
@@ -44,12 +44,17 @@ def test_a_grid_is_every_combination():
         {"tau": "0.2", "plan": "10", "lr": "1"},
     ]
     with pytest.raises(UserError, match="give --random N"):
-        _grid([_axis("lr=0.1..0.2")])
+        _grid([_parse_axis("lr=0.1..0.2")])
 
 
 def test_draws_from_ranges():
-    axes = [_axis("lr=0.001..0.1:log"), _axis("beta=-1..1"), _axis("batch=8..10:int"), _axis("n=1..1000:log:int")]
-    drawn = _drawn(axes, 300, seed=0)
+    axes = [
+        _parse_axis("lr=0.001..0.1:log"),
+        _parse_axis("beta=-1..1"),
+        _parse_axis("batch=8..10:int"),
+        _parse_axis("n=1..1000:log:int"),
+    ]
+    drawn = _random_trials(axes, 300, seed=0)
     rates = [float(trial["lr"]) for trial in drawn]
     assert all(0.001 <= rate <= 0.1 for rate in rates)
     assert 0.35 < np.mean(np.array(rates) < 0.01) < 0.65, "half of them below the geometric middle"
@@ -59,14 +64,14 @@ def test_draws_from_ranges():
 
 
 def test_draws_are_repeatable_different_and_begin_alike():
-    axes = [_axis("lr=0.001..0.1:log"), _axis("optimizer=sgd,adam")]
-    assert _drawn(axes, 5, seed=0) == _drawn(axes, 5, seed=0) == _drawn(axes, 20, seed=0)[:5]
-    assert _drawn(axes, 5, seed=0) != _drawn(axes, 5, seed=1)
-    few = _drawn([_axis("a=1,2"), _axis("b=1,2")], 10, seed=0)
+    axes = [_parse_axis("lr=0.001..0.1:log"), _parse_axis("optimizer=sgd,adam")]
+    assert _random_trials(axes, 5, seed=0) == _random_trials(axes, 5, seed=0) == _random_trials(axes, 20, seed=0)[:5]
+    assert _random_trials(axes, 5, seed=0) != _random_trials(axes, 5, seed=1)
+    few = _random_trials([_parse_axis("a=1,2"), _parse_axis("b=1,2")], 10, seed=0)
     assert len(few) == 4, "no combination twice"
     # A hyper-parameter that is added leaves the draws of the others alone.
-    more = _drawn([*axes, _axis("momentum=0..0.9")], 5, seed=0)
-    assert [trial["lr"] for trial in more] == [trial["lr"] for trial in _drawn(axes, 5, seed=0)]
+    more = _random_trials([*axes, _parse_axis("momentum=0..0.9")], 5, seed=0)
+    assert [trial["lr"] for trial in more] == [trial["lr"] for trial in _random_trials(axes, 5, seed=0)]
 
 
 @pytest.mark.parametrize(
@@ -131,7 +136,7 @@ def test_a_sweep(sweep, tmp_path: Path) -> None:
     tested = protofed.Run(tmp_path / "sweep" / best["runs"][0]).summary["accuracy"]
     assert best["test"]["personal"]["average"]["mean"] == tested["personal"]["average"]
     assert best["test"]["global"] is None
-    assert result.table()[1][0][:3] == ["1", best["settings"]["lam"], "0.05"]
+    assert result.table().rows[0][:3] == ["1", best["settings"]["lam"], "0.05"]
     text = (tmp_path / "sweep" / "sweep.md").read_text()
     assert text.count("test data") == 1
 

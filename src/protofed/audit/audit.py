@@ -11,9 +11,8 @@ from protofed.federation import RunFolder
 from protofed.runs.assembly import assemble
 from protofed.runs.options import make_options
 from protofed.runs.results import Run
-from protofed.studies.tables.preset import listed
 from protofed.system import one_thread, write_atomically
-from protofed.text import markdown_table
+from protofed.text import Table, split_names
 
 _FIGURES = (
     ("images", "images", "{:.0f}"),
@@ -44,8 +43,8 @@ def audit(
     run = Run(path)
     about = run.summary
     options = AuditOptions(
-        clients=tuple(listed(clients) or ()) or None,
-        stages=tuple(listed(stages) or ()),
+        clients=tuple(split_names(clients) or ()) or None,
+        stages=tuple(split_names(stages) or ()),
         effort=Effort(steps=steps),
         inception=None if inception is None else Path(inception),
     )
@@ -66,52 +65,54 @@ def audit(
     return content
 
 
-def audit_tables(content: dict[str, Any]) -> list[tuple[str, list[str], list[list[str]]]]:
-    """Title, columns and rows of every table of an audit."""
-    tables: list[tuple[str, list[str], list[list[str]]]] = []
-    if content["reconstruction"]:
-        label = content["extractor"]["label"]
-        columns = ["features", *(title.format(label=label) for _, title, _ in _FIGURES)]
-        rows = [
-            [
-                f"{entry['stage']} ({entry['source']})",
-                *(_cell(entry["mean"][key], form) for key, _, form in _FIGURES),
-            ]
-            for entry in content["reconstruction"]
+def audit_tables(content: dict[str, Any]) -> list[Table]:
+    """Every table of an audit that has rows."""
+    tables = (_reconstruction_table(content), _prototypes_table(content), _membership_table(content))
+    return [table for table in tables if table.rows]
+
+
+def _reconstruction_table(content: dict[str, Any]) -> Table:
+    label = content["extractor"]["label"]
+    columns = ["features", *(title.format(label=label) for _, title, _ in _FIGURES)]
+    rows = [
+        [f"{entry['stage']} ({entry['source']})", *(_cell(entry["mean"][key], form) for key, _, form in _FIGURES)]
+        for entry in content["reconstruction"]
+    ]
+    return Table("Images rebuilt from features, mean over clients", columns, rows)
+
+
+def _prototypes_table(content: dict[str, Any]) -> Table:
+    columns = ["prototypes", "number", "RMS to nearest image", "by the class mean", "RMS < 0.1"]
+    keys = (
+        ("prototypes", "{:.0f}"),
+        ("rms_to_nearest", "{:.4f}"),
+        ("rms_of_class_mean_to_nearest", "{:.4f}"),
+        ("below_risk_line", "{:.1%}"),
+    )
+    entries = content["prototypes"]
+    rows = [[entry["field"], *(_cell(entry["mean"][key], form) for key, form in keys)] for entry in entries]
+    return Table("Images rebuilt from prototypes, mean over clients", columns, rows)
+
+
+def _membership_table(content: dict[str, Any]) -> Table:
+    rows = [
+        [
+            entry["by"],
+            f"{entry['mean']['auc']:.3f}",
+            f"{entry['mean']['low']:.3f} to {entry['mean']['high']:.3f}",
+            str(entry["mean"]["members"]),
+            str(entry["mean"]["outsiders"]),
         ]
-        tables.append(("Images rebuilt from features, mean over clients", columns, rows))
-    if content["prototypes"]:
-        columns = ["prototypes", "number", "RMS to nearest image", "by the class mean", "RMS < 0.1"]
-        keys = (
-            ("prototypes", "{:.0f}"),
-            ("rms_to_nearest", "{:.4f}"),
-            ("rms_of_class_mean_to_nearest", "{:.4f}"),
-            ("below_risk_line", "{:.1%}"),
-        )
-        found = content["prototypes"]
-        rows = [[entry["field"], *(_cell(entry["mean"][key], form) for key, form in keys)] for entry in found]
-        tables.append(("Images rebuilt from prototypes, mean over clients", columns, rows))
-    if content["membership"]:
-        columns = ["by", "AUC", "95 % interval", "members", "others"]
-        rows = [
-            [
-                entry["by"],
-                f"{entry['mean']['auc']:.3f}",
-                f"{entry['mean']['low']:.3f} to {entry['mean']['high']:.3f}",
-                str(entry["mean"]["members"]),
-                str(entry["mean"]["outsiders"]),
-            ]
-            for entry in content["membership"]
-        ]
-        tables.append(("Who took part", columns, rows))
-    return tables
+        for entry in content["membership"]
+    ]
+    return Table("Who took part", ["by", "AUC", "95 % interval", "members", "others"], rows)
 
 
 def audit_markdown(content: dict[str, Any]) -> str:
     """audit.md: verdicts, tables, pictures."""
     blocks = [f"# {content['title']}", "\n".join(f"- {verdict}" for verdict in content["verdicts"])]
-    for title, columns, rows in audit_tables(content):
-        blocks += [f"## {title}", markdown_table(columns, rows)]
+    for table in audit_tables(content):
+        blocks += [f"## {table.title}", table.markdown()]
     attack, extractor = content["attack"], content["extractor"]
     blocks.append(
         f"The attacker has {attack['attacker_has']} ({content['model']}). {extractor['label']}: features of "

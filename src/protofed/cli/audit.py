@@ -8,6 +8,7 @@ import typer
 
 from protofed.audit import Effort
 from protofed.audit.audit import audit, audit_tables
+from protofed.cli.options import QuietOption
 from protofed.cli.output import console, show_table
 
 
@@ -24,7 +25,7 @@ def audit_command(
         Path | None, typer.Option("--inception", help="weights of Inception-v3, for a FID; without: FID-like")
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="where the findings go (default: RUN/audit)")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="say nothing but warnings")] = False,
+    quiet: QuietOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="print audit.json, and nothing else")] = False,
 ) -> None:
     """Attack what the clients of a run sent: rebuild images, and tell who took part.
@@ -32,7 +33,7 @@ def audit_command(
     Example: protofed audit my-run --stages all
     """
     silent = quiet or as_json
-    found = audit(
+    content = audit(
         run,
         clients=clients,
         stages=stages,
@@ -42,10 +43,10 @@ def audit_command(
         tell=(lambda _: None) if silent else (lambda text: console().print(text)),
     )
     if as_json:
-        print(json.dumps(found))
+        print(json.dumps(content))
     elif not quiet:
-        for table in audit_tables(found):
-            show_table(*table)
-        for verdict in found["verdicts"]:
+        for table in audit_tables(content):
+            show_table(table)
+        for verdict in content["verdicts"]:
             console().print(f"- {verdict}")
         console().print(f"written to {run / 'audit' if out is None else out}")

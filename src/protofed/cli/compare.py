@@ -1,19 +1,15 @@
 """`protofed compare`: several methods under equal conditions."""
 
 import json
-import sys
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 
 from protofed.cli import completion
-from protofed.cli.options import takes_run_options
-from protofed.cli.output import TENSORBOARD, console, followers, show_table
+from protofed.cli.options import QuietOption, ShardOption, TensorBoardOption, parse_integers, takes_run_options
+from protofed.cli.output import console, followers, report_failures, show_table
 from protofed.cli.progress import ManyRuns
-from protofed.errors import UserError
 from protofed.studies import Comparison, compare
-from protofed.studies.comparison import Failure
 
 
 @takes_run_options(without=("method", "seed"))
@@ -31,11 +27,9 @@ def compare_command(
         float | None,
         typer.Option("--target", help="count rounds and bytes up to this accuracy (default: the baseline's average)"),
     ] = None,
-    shard: Annotated[
-        str | None, typer.Option("--shard", metavar="K/N", help="do the K-th of N parts; machines share --out")
-    ] = None,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help=TENSORBOARD)] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="say nothing but warnings")] = False,
+    shard: ShardOption = None,
+    tensorboard: TensorBoardOption = False,
+    quiet: QuietOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="print comparison.json, and nothing else")] = False,
 ) -> int:
     """Compare methods: same partition, same initial weights, same client draws for each seed.
@@ -45,7 +39,7 @@ def compare_command(
     with ManyRuns() as progress:
         result = compare(
             methods,
-            seeds=numbers(seeds),
+            seeds=parse_integers(seeds),
             baseline=baseline,
             target=target,
             shard=shard,
@@ -57,36 +51,18 @@ def compare_command(
         print(json.dumps(result.content))
     elif not quiet:
         show_comparison(result)
-    return complain(result.failures)
+    return report_failures(result.failures)
 
 
 def show_comparison(result: Comparison) -> None:
     """Tables per view, never mixed, and the costs."""
     console().print()
     for view in result.views():
-        columns, rows = result.table(view)
-        if rows:
-            show_table(f"Accuracy (%), {view} view", columns, rows)
-            show_table(f"On the way, {view} view, {result.target(view)}", *result.course(view))
-    show_table("Costs per run", *result.costs())
+        table = result.table(view)
+        if table.rows:
+            show_table(table)
+            show_table(result.convergence(view))
+    show_table(result.costs())
     for line in result.missing():
         console().print(f"missing: {line}")
     console().print(f"written to {result.path}")
-
-
-def complain(failures: Sequence[Failure]) -> int:
-    """Say what failed, after everything else; the exit code."""
-    for failure in failures:
-        if failure.trace:
-            print(failure.trace, file=sys.stderr)
-    for failure in failures:
-        print(f"error: {failure.title}: {' '.join(failure.reason.split())}", file=sys.stderr)
-    return 1 if failures else 0
-
-
-def numbers(text: str) -> list[int]:
-    """The seeds in 0,1,2."""
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise UserError(f"--seeds takes whole numbers separated by commas, not {text!r}") from None

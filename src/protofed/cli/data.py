@@ -8,11 +8,13 @@ from typing import Annotated, Any
 import typer
 
 from protofed.cli import completion
-from protofed.cli.output import console, show_table
+from protofed.cli.options import DataRootOption, JsonOption
+from protofed.cli.output import console, show_or_dump, show_table
 from protofed.data import DataSummary, available, describe
 from protofed.data.catalog import data_root_of, form_of
 from protofed.data.sources import SOURCES, Benchmark, Original, Source
 from protofed.registry import load_plugin
+from protofed.text import Table, setting
 
 _STATES = {
     "npz": "there, as DOMAIN.npz files",
@@ -27,10 +29,10 @@ def data_command(
     name: Annotated[
         str | None, typer.Argument(help="a name, a folder or a manifest to describe", autocompletion=completion.data)
     ] = None,
-    data_root: Annotated[str | None, typer.Option("--data-root", help="where data sets lie by name")] = None,
+    data_root: DataRootOption = None,
     check: Annotated[bool, typer.Option("--check", help="read original files: count images, verify checksums")] = False,
     plugin: Annotated[list[str] | None, typer.Option("--plugin", help="a Python file that registers data sets")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="for machines")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """List the data sets that can be used by name, or describe one of them or a folder of your own.
 
@@ -43,19 +45,27 @@ def data_command(
         return
     root = data_root_of(data_root)
     source = SOURCES.get(name)
-    form = form_of(name, root) if source else ""
+    if source is None:
+        summary = describe(name, data_root)
+        show_or_dump({**asdict(summary), "wrong_files": []}, as_json, lambda _: _show_summary(summary))
+    else:
+        _describe_source(source, root, data_root, check, as_json)
+
+
+def _describe_source(source: Source, root: Path | None, data_root: str | None, check: bool, as_json: bool) -> None:
+    """A data set of which the original files are known, whether they are there or not."""
+    form = form_of(source.name, root)
     # Reading a large set of photographs takes long, so originals are counted on demand only.
-    read = not source or form in ("npz", "folders", "registered") or (form == "original" and check)
-    summary = describe(name, data_root) if read else None
-    wrong = source.wrong_files(root) if source and root and check and form == "original" else []
+    read = form in ("npz", "folders", "registered") or (form == "original" and check)
+    summary = describe(source.name, data_root) if read else None
+    wrong = source.wrong_files(root) if root and check and form == "original" else []
     if as_json:
-        card = {"original_files": {**_facts(source, root), "state": form}} if source else {}
-        print(json.dumps({**(asdict(summary) if summary else {"name": name}), **card, "wrong_files": wrong}))
+        card = {"original_files": {**_facts(source, root), "state": form}, "wrong_files": wrong}
+        print(json.dumps({**(asdict(summary) if summary else {"name": source.name}), **card}))
         return
     if summary:
         _show_summary(summary)
-    if source:
-        _show_source(source, root, form)
+    _show_source(source, root, form)
     for file in wrong:
         console().print(f"warning: the checksum of {file} is not the one known; download it again")
 
@@ -66,15 +76,11 @@ def _list_all(data_root: str | None, as_json: bool) -> None:
         print(json.dumps([asdict(info) for info in infos]))
         return
     rows = [[info.name, ", ".join(info.domains), info.description] for info in infos]
-    show_table("Data sets at hand (--data NAME)", ["name", "domains", "what it is"], rows, figures=False)
+    show_table(Table("Data sets at hand (--data NAME)", ["name", "domains", "what it is"], rows, numeric=False))
     at_hand = {info.name for info in infos}
     others = [[name, source.description] for name, source in SOURCES.items() if name not in at_hand]
-    show_table(
-        "Read from original files, once they are in a data root (protofed data NAME says how)",
-        ["name", "what it is"],
-        others,
-        figures=False,
-    )
+    title = "Read from original files, once they are in a data root (protofed data NAME says how)"
+    show_table(Table(title, ["name", "what it is"], others, numeric=False))
     console().print("Your own: --data FOLDER with DOMAIN.npz files or DOMAIN/train/CLASS/ images, or a manifest.")
 
 
@@ -85,7 +91,7 @@ def _show_summary(summary: DataSummary) -> None:
     out.print(f"{len(summary.classes)} classes: {', '.join(summary.classes)}; images {height}x{width}x{channels}")
     out.print(f"Source: {summary.source}\nLicence: {summary.licence}")
     rows = [[domain.name, str(domain.train), str(domain.test)] for domain in summary.domains]
-    show_table("Domains", ["domain", "train", "test"], rows)
+    show_table(Table("Domains", ["domain", "train", "test"], rows))
     for warning in summary.warnings:
         out.print(f"warning: {warning}")
 
@@ -105,9 +111,10 @@ def _show_source(source: Source, root: Path | None, form: str) -> None:
             f"Domain {name}: {train} training, {test} test images" for name, (train, test) in source.counts.items()
         ]
         lines += [f"md5 {digest}  {file}" for file, digest in source.md5.items()]
-    for option in source.options.values():
-        default = {True: "on", False: "off"}.get(option.default) if isinstance(option.default, bool) else option.default
-        lines.append(f"--set data.{option.name}={option.values} (default {default}): {option.description}")
+    lines += [
+        f"--set data.{option.name}={option.values} (default {setting(option.default)}): {option.description}"
+        for option in source.options.values()
+    ]
     where = f" in {root}" if root else "; no data root is given (--data-root, or PROTOFED_DATA)"
     lines.append(f"State: {_STATES[form]}{where}")
     if form == "absent":

@@ -9,6 +9,7 @@ import typer
 from protofed.cli.options import takes_run_options
 from protofed.cli.output import ProgressBar, console, show_summary, show_table
 from protofed.errors import UserError
+from protofed.text import Table
 
 deploy_app = typer.Typer(help="Run a federation between machines, on Flower.", no_args_is_help=True)
 keys_app = typer.Typer(help="Make or revoke the keys of a federation.")
@@ -165,7 +166,7 @@ def status_command(
         print(json.dumps([{"site": node.name, "online": node.online, "since": node.since} for node in nodes]))
         return
     rows = [[node.name, "yes" if node.online else "no", node.since or "never"] for node in nodes]
-    show_table("Members of the federation", ["site", "connected", "last seen coming"], rows, figures=False)
+    show_table(Table("Members of the federation", ["site", "connected", "last seen coming"], rows, numeric=False))
 
 
 def _show_site(site: Any, server: str, rules: Any) -> None:
@@ -175,7 +176,7 @@ def _show_site(site: Any, server: str, rules: Any) -> None:
         part.y.bincount(minlength=len(site.dataset.classes)).tolist() for part in (domain.train, domain.test)
     )
     rows = [[name, str(train[k]), str(test[k])] for k, name in enumerate(site.dataset.classes)]
-    show_table(f"Images of {site.name}, {shape}, for the server at {server}", ["class", "train", "test"], rows)
+    show_table(Table(f"Images of {site.name}, {shape}, for the server at {server}", ["class", "train", "test"], rows))
     for warning in site.dataset.warnings:
         console().print(f"warning: {warning}")
     allowed = [f"{rule}={','.join(value) if isinstance(value, tuple) else value}" for rule, value in rules.items()]

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from protofed.cli.compare import numbers
+from protofed.cli.options import parse_integers
 from protofed.cli.output import console, show_table
-from protofed.studies.tables.preset import listed
+from protofed.text import Table, split_names
 
 
 def embed_command(
@@ -34,8 +34,8 @@ def embed_command(
     content = embed(
         runs,
         out=out,
-        rounds=None if rounds is None else numbers(rounds),
-        domains=listed(domains),
+        rounds=None if rounds is None else parse_integers(rounds, "--rounds"),
+        domains=split_names(domains),
         label=label,
         samples=samples,
         hausdorff=hausdorff,
@@ -44,5 +44,5 @@ def embed_command(
         print(json.dumps(content))
         return
     for table in content["tables"]:
-        show_table(table["title"], table["columns"], table["rows"])
+        show_table(Table(**table))
     console().print(f"written to {out}")

@@ -6,14 +6,15 @@ from typing import Annotated
 
 import typer
 
+from protofed.cli.options import DataRootOption
 from protofed.cli.output import console, percent, show_table
-from protofed.studies.tables.preset import listed
+from protofed.text import Table, split_names
 
 
 def evaluate_command(
     run: Annotated[Path, typer.Argument(help="the folder of a finished run")],
     data: Annotated[str, typer.Option("--data", help="a data set's name, a folder or a manifest")],
-    data_root: Annotated[str | None, typer.Option("--data-root", help="where data sets lie by name")] = None,
+    data_root: DataRootOption = None,
     domains: Annotated[str | None, typer.Option("--domains", help="use only these domains")] = None,
     labels: Annotated[str | None, typer.Option("--labels", help="regroup classes, as in run")] = None,
     part: Annotated[str, typer.Option("--part", help="test | train | all images of the data")] = "test",
@@ -34,17 +35,17 @@ def evaluate_command(
         domains=domains,
         labels=labels,
         part=part,
-        clients=listed(clients),
+        clients=split_names(clients),
         out=out,
     )
     if as_json:
         print(json.dumps(content))
         return
     rows = [
-        [name, *(percent(found[key]) for key in ("accuracy", "balanced_accuracy", "auc"))]
-        for name, found in content["models"].items()
+        [name, *(percent(scores[key]) for key in ("accuracy", "balanced_accuracy", "auc"))]
+        for name, scores in content["models"].items()
     ]
     title = f"{content['images']} images of {content['data']} ({content['part']}), in %"
-    show_table(title, ["model", "accuracy", "balanced accuracy", "AUC"], rows)
-    for name, found in content["models"].items():
-        console().print(f"{name}: confusion (rows: truth, columns: prediction) {found['confusion']}")
+    show_table(Table(title, ["model", "accuracy", "balanced accuracy", "AUC"], rows))
+    for name, scores in content["models"].items():
+        console().print(f"{name}: confusion (rows: truth, columns: prediction) {scores['confusion']}")

@@ -6,8 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
+from protofed.cli.options import QuietOption
 from protofed.cli.output import console, percent, show_table
-from protofed.studies.tables.preset import listed
+from protofed.text import Table, split_names
 
 
 def explain_command(
@@ -30,7 +31,7 @@ def explain_command(
         bool, typer.Option("--faithfulness", help="also: does the box matter more than a random one?")
     ] = False,
     out: Annotated[Path | None, typer.Option("--out", help="where pictures and page go (RUN/explanations)")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="say nothing but warnings")] = False,
+    quiet: QuietOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="print explanations.json, and nothing else")] = False,
 ) -> None:
     """Show which part of an image spoke for a decision, at every client, and how far clients agree.
@@ -45,7 +46,7 @@ def explain_command(
         domain=domain,
         label=label,
         count=count,
-        clients=listed(clients),
+        clients=split_names(clients),
         top=top,
         out=out,
         project=project,
@@ -80,9 +81,9 @@ def _show(content: dict[str, Any]) -> None:
         for spoken in view["prototypes"][:1]
     ]
     columns = ["image", "client", "prediction", "%", "prototype", "lift", "rows, columns"]
-    show_table("The prototype that spoke most", columns, rows)
+    show_table(Table("The prototype that spoke most", columns, rows))
     for table in content["tables"]:
-        show_table(table["title"], table["columns"], table["rows"])
+        show_table(Table(**table))
     for finding in content["findings"]:
         console().print(finding)
     for note in content["notes"]:

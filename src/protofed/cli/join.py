@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from protofed.cli.options import DataRootOption
 from protofed.cli.output import console, percent, size
 from protofed.inference.join import DEFAULT_ROUNDS, Step, join
 
@@ -14,7 +15,7 @@ def join_command(
     run: Annotated[Path, typer.Argument(help="the folder of a complete run")],
     data: Annotated[str, typer.Option("--data", help="the newcomer's images: a name, a folder or a manifest")],
     out: Annotated[Path, typer.Option("--out", help="where its model and join.json go")],
-    data_root: Annotated[str | None, typer.Option("--data-root", help="where data sets lie by name")] = None,
+    data_root: DataRootOption = None,
     domains: Annotated[str | None, typer.Option("--domains", help="which domain, where the data has several")] = None,
     labels: Annotated[str | None, typer.Option("--labels", help='regroup classes, "0=healthy,1-4=diseased"')] = None,
     samples_per_client: Annotated[

@@ -1,45 +1,30 @@
 """`protofed models`: the networks, or one of them explained."""
 
 import inspect
-import json
-from typing import Annotated, Any
-
-import typer
+from collections.abc import Sequence
+from typing import Any
 
 from protofed.cli import completion
+from protofed.cli.catalogue import catalogue_command
 from protofed.cli.output import console, show_table
-from protofed.models import ModelInfo, describe, model_names
-from protofed.registry import load_plugin
+from protofed.models import describe, model_names
+from protofed.text import Table
 
 
-def models_command(
-    name: Annotated[str | None, typer.Argument(help="explain this one", autocompletion=completion.models)] = None,
-    plugin: Annotated[list[str] | None, typer.Option("--plugin", help="a Python file that registers models")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="for machines")] = False,
-) -> None:
-    """List the networks, or show the options of one.
-
-    Example: protofed models resnet10
-    """
-    for path in plugin or []:
-        load_plugin(path)
-    listed = [describe(name)] if name is not None else [describe(each) for each in model_names()]
-    if as_json:
-        content = [_plain(info) for info in listed]
-        print(json.dumps(content if name is None else content[0]))
-    elif name is None:
-        rows = [[info.name, info.description, ", ".join(info.options)] for info in listed]
-        show_table("Models (--model NAME)", ["name", "what it is", "options"], rows, figures=False)
-    else:
-        console().print(f"{listed[0].name}: {listed[0].description}\n")
-        rows = [
-            [key, _text(option.default), option.values, option.description] for key, option in listed[0].options.items()
-        ]
-        columns = ["option", "default", "values", "what it does"]
-        show_table("Options (--set model.NAME=VALUE)", columns, rows, figures=False)
+def _show_all(entries: Sequence[dict[str, Any]]) -> None:
+    rows = [[entry["name"], entry["description"], ", ".join(entry["options"])] for entry in entries]
+    show_table(Table("Models (--model NAME)", ["name", "what it is", "options"], rows, numeric=False))
 
 
-def _plain(info: ModelInfo) -> dict[str, Any]:
+def _show(entry: dict[str, Any]) -> None:
+    console().print(f"{entry['name']}: {entry['description']}\n")
+    rows = [[key, option["default"], option["type"], option["doc"]] for key, option in entry["options"].items()]
+    columns = ["option", "default", "values", "what it does"]
+    show_table(Table("Options (--set model.NAME=VALUE)", columns, rows, numeric=False))
+
+
+def _describe(name: str) -> dict[str, Any]:
+    info = describe(name)
     options = {
         key: {"type": option.values, "default": _text(option.default), "doc": option.description}
         for key, option in info.options.items()
@@ -51,3 +36,17 @@ def _text(default: object) -> str:
     if default is None or default is inspect.Parameter.empty:
         return "unset"
     return str(default)
+
+
+models_command = catalogue_command(
+    "models",
+    help="""List the networks, or show the options of one.
+
+    Example: protofed models resnet10
+    """,
+    names=model_names,
+    complete=completion.models,
+    describe=_describe,
+    show=_show,
+    show_all=_show_all,
+)

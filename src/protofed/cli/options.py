@@ -14,7 +14,25 @@ from protofed.cli import completion
 from protofed.errors import UserError
 from protofed.runs import Options
 
+QuietOption = Annotated[bool, typer.Option("--quiet", help="say nothing but warnings")]
+JsonOption = Annotated[bool, typer.Option("--json", help="for machines")]
+DataRootOption = Annotated[str | None, typer.Option("--data-root", help="where data sets lie by name")]
+ShardOption = Annotated[
+    str | None, typer.Option("--shard", metavar="K/N", help="do the K-th of N parts; machines share --out")
+]
+TensorBoardOption = Annotated[
+    bool, typer.Option("--tensorboard", help="also write event files, to tensorboard/ in every run folder")
+]
+
 _REPEATED = ("set", "plugin")
+
+
+def parse_integers(text: str, flag: str = "--seeds") -> list[int]:
+    """The numbers in 0,1,2."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UserError(f"{flag} takes whole numbers separated by commas, not {text!r}") from None
 
 
 def takes_run_options(without: tuple[str, ...] = ()) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

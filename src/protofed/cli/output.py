@@ -1,20 +1,22 @@
 """What a person sees: progress while a run goes on, tables when it is done. Plain text where there is no terminal."""
 
+import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Table as RichTable
 
 from protofed.runs import Run
-from protofed.text import duration
+from protofed.studies.schedule import Failure
+from protofed.text import Table, duration
 from protofed.text import percent as percent
 from protofed.text import size as size
 
-TENSORBOARD = "also write event files, to tensorboard/ in every run folder"
+T = TypeVar("T")
 
 _PLAIN_WIDTH = 160
 _LONG = 60.0
@@ -27,16 +29,24 @@ def console() -> Console:
     return Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH, highlight=False)
 
 
-def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], figures: bool = True) -> None:
-    """One table; with figures all columns but the first are set to the right."""
-    table = Table()
-    for index, column in enumerate(columns):
-        table.add_column(column, justify="right" if figures and index else "left", no_wrap=not index)
-    for row in rows:
-        table.add_row(*row)
+def show_table(table: Table) -> None:
+    """One table, with its title above."""
+    shown = RichTable()
+    for index, column in enumerate(table.columns):
+        shown.add_column(column, justify="right" if table.numeric and index else "left", no_wrap=not index)
+    for row in table.rows:
+        shown.add_row(*row)
     # A title inside the table would be broken to the table's width.
-    console().print(title)
-    console().print(table)
+    console().print(table.title)
+    console().print(shown)
+
+
+def show_or_dump(content: T, as_json: bool, show: Callable[[T], None]) -> None:
+    """Content as one line of JSON for machines, or shown to a person."""
+    if as_json:
+        print(json.dumps(content))
+    else:
+        show(content)
 
 
 def show_partition(config: dict[str, Any]) -> None:
@@ -48,7 +58,8 @@ def show_partition(config: dict[str, Any]) -> None:
         for client, entry in list(clients.items())[:_MOST_ROWS]
     ]
     more = f", the first {_MOST_ROWS} of {len(clients)}" if len(clients) > _MOST_ROWS else ""
-    show_table(f"Training images of each client by class ({config['partition']['protocol']}{more})", columns, rows)
+    title = f"Training images of each client by class ({config['partition']['protocol']}{more})"
+    show_table(Table(title, columns, rows))
 
 
 def bars(auto_refresh: bool = True) -> Progress:
@@ -114,29 +125,31 @@ class ProgressBar:
 def show_summary(run: Run) -> None:
     """The final tables of a run."""
     summary = run.summary
-    accuracy = summary["accuracy"]
-    shown = False
+    method, accuracy = summary["method"], summary["accuracy"]
     if accuracy["global"] is not None:
         view = {key: value for key, value in accuracy["global"].items() if key != "held_out"}
-        show_table(
-            f"{summary['method']}: accuracy of the global model per domain (%), mean of the last rounds",
-            list(view),
-            [[percent(value) for value in view.values()]],
-        )
-        shown = True
-    personal = accuracy["personal"]
-    if personal is not None and (not shown or run.config["method"]["kind"] != "global"):
-        rows = [[client, percent(value)] for client, value in personal.items() if client != "quantiles"]
-        show_table(
-            f"{summary['method']}: accuracy of each client's model (%), {run.config['personal_test']}",
-            ["client", "accuracy"],
-            rows,
-        )
+        title = f"{method}: accuracy of the global model per domain (%), mean of the last rounds"
+        show_table(Table(title, list(view), [[percent(value) for value in view.values()]]))
+    # The personal view of a global model would say the same again.
+    if accuracy["personal"] is not None and (accuracy["global"] is None or run.config["method"]["kind"] != "global"):
+        rows = [[client, percent(value)] for client, value in accuracy["personal"].items() if client != "quantiles"]
+        title = f"{method}: accuracy of each client's model (%), {run.config['personal_test']}"
+        show_table(Table(title, ["client", "accuracy"], rows))
     total = {way: size(summary["bytes"][way]["total"]) for way in ("up", "down")}
     console().print(
         f"{summary['rounds']} rounds in {summary['seconds']['total']:.1f} s, sent {total['up']} up and "
         f"{total['down']} down; written to {run.path}"
     )
+
+
+def report_failures(failures: Sequence[Failure]) -> int:
+    """Say which runs of a study failed, after everything else; the exit code."""
+    for failure in failures:
+        if failure.trace:
+            print(failure.trace, file=sys.stderr)
+    for failure in failures:
+        print(f"error: {failure.title}: {' '.join(failure.reason.split())}", file=sys.stderr)
+    return 1 if failures else 0
 
 
 def followers(progress: object, silent: bool, tensorboard: bool) -> list[object]:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from protofed.cli.output import show_table
+from protofed.text import Table
 
 
 def predict_command(
@@ -29,4 +30,4 @@ def predict_command(
         print(json.dumps(counts))
         return
     rows = [[name, str(count)] for name, count in counts.items() if count]
-    show_table(f"{sum(counts.values())} images, written to {out}", ["predicted", "images"], rows)
+    show_table(Table(f"{sum(counts.values())} images, written to {out}", ["predicted", "images"], rows))

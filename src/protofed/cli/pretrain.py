@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from protofed.cli.options import takes_run_options
+from protofed.cli.options import QuietOption, takes_run_options
 from protofed.cli.output import ProgressBar, console, percent
 from protofed.errors import UserError
 from protofed.runs.pretrain import DEFAULT_EPOCHS, pretrain
@@ -19,7 +19,7 @@ def pretrain_command(
     given: dict[str, Any],
     out: Annotated[str, typer.Option("--out", help="the file to write, .safetensors")],
     epochs: Annotated[int, typer.Option("--epochs", min=1, help="passes over all images")] = DEFAULT_EPOCHS,
-    quiet: Annotated[bool, typer.Option("--quiet", help="say nothing but warnings")] = False,
+    quiet: QuietOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="print the summary as JSON, and nothing else")] = False,
 ) -> None:
     """Train one model on all images of a data set and write its weights, for --weights of other commands.

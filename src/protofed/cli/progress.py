@@ -10,7 +10,7 @@ from rich.progress import Progress, TaskID
 
 from protofed.cli.output import bars, progress_of, warn_of_time
 from protofed.runs import Run
-from protofed.studies.schedule import Job
+from protofed.studies.schedule import PlannedRun
 
 
 class ManyRuns:
@@ -30,11 +30,11 @@ class ManyRuns:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def runs_start(self, jobs: Sequence[Job], unfinished: Sequence[Job]) -> None:
+    def runs_start(self, runs: Sequence[PlannedRun], unfinished: Sequence[PlannedRun]) -> None:
         """How much there is to do."""
-        self._titles = {job.path: job.title for job in jobs}
+        self._titles = {run.path: run.title for run in runs}
         self._total, self._complete = len(unfinished), 0
-        rest = len(jobs) - len(unfinished)
+        rest = len(runs) - len(unfinished)
         print(
             f"{len(unfinished)} runs to do" + (f", {rest} are complete or left to others" if rest else ""), flush=True
         )

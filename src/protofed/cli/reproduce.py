@@ -8,14 +8,14 @@ from typing import Annotated, Any
 import typer
 
 from protofed.cli import completion
-from protofed.cli.compare import complain, numbers
-from protofed.cli.options import takes_run_options
-from protofed.cli.output import console, show_table, size
+from protofed.cli.options import QuietOption, ShardOption, parse_integers, takes_run_options
+from protofed.cli.output import console, report_failures, show_or_dump, show_table, size
 from protofed.cli.progress import ManyRuns
 from protofed.studies.tables.estimate import Estimate, total_hours
-from protofed.studies.tables.preset import find_preset, preset_names
+from protofed.studies.tables.preset import Preset, find_preset, preset_names
 from protofed.studies.tables.reproduce import dry_run, reproduce
 from protofed.studies.tables.reproduction import Reproduction
+from protofed.text import Table
 
 
 @takes_run_options(without=("method", "data", "domains", "seed"))
@@ -34,11 +34,9 @@ def reproduce_command(
     ] = None,
     seeds: Annotated[str | None, typer.Option("--seeds", help="for example 0,1,2 (default: the table's)")] = None,
     out: Annotated[str | None, typer.Option("--out", help="folder; finished runs in it are not repeated")] = None,
-    shard: Annotated[
-        str | None, typer.Option("--shard", metavar="K/N", help="do the K-th of N parts; machines share --out")
-    ] = None,
+    shard: ShardOption = None,
     dry: Annotated[bool, typer.Option("--dry-run", help="try one batch on generated images; estimate costs")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="say nothing but warnings")] = False,
+    quiet: QuietOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="print comparison.json, and nothing else")] = False,
 ) -> int:
     """Run or compute a table of a paper; the options of a run go before those of the table.
@@ -46,47 +44,42 @@ def reproduce_command(
     Example: protofed reproduce i2pfl.table2 --data-root DATA --datasets office_caltech10 --out my-table
     """
     if table is None:
-        _show_presets(as_json)
+        show_or_dump([_described(find_preset(name)) for name in preset_names()], as_json, _show_presets)
         return 0
+    selection: dict[str, Any] = {"scale": scale, "datasets": datasets, "methods": methods, "columns": columns}
+    run_seeds = None if seeds is None else parse_integers(seeds)
     if dry:
-        estimates = dry_run(table, scale=scale, datasets=datasets, methods=methods, columns=columns, **given)
-        used = find_preset(table).seeds["paper" if scale == "paper" else "lite"] if seeds is None else numbers(seeds)
+        estimates = dry_run(table, **selection, **given)
         if as_json:
             print(json.dumps([each.as_dict() for each in estimates]))
         elif not quiet:
-            _show_estimates(table, scale, estimates, len(used))
+            _show_estimates(table, scale, estimates, run_seeds)
         return 0
     with ManyRuns() as progress:
-        result = reproduce(
-            table,
-            out=out,
-            scale=scale,
-            datasets=datasets,
-            methods=methods,
-            columns=columns,
-            seeds=None if seeds is None else numbers(seeds),
-            shard=shard,
-            callbacks=[] if quiet or as_json else [progress],
-            **given,
-        )
-    pictures = _drawn(result, out)
+        callbacks = [] if quiet or as_json else [progress]
+        result = reproduce(table, out=out, **selection, seeds=run_seeds, shard=shard, callbacks=callbacks, **given)
+    pictures = _draw(result, out)
     if as_json:
         print(json.dumps(result.content))
     elif not quiet:
-        console().print(f"{result.preset.name}: {result.preset.title}\n")
-        for each in result.tables():
-            show_table(*each)
-        for note in result.preset.notes:
-            console().print(f"- {note}")
-        for picture in pictures:
-            console().print(f"drawn: {picture}")
-        if out is not None:
-            console().print(f"written to {out}")
-    return complain(result.failures)
+        _show_result(result, pictures, out)
+    return report_failures(result.failures)
 
 
-def _drawn(result: Reproduction, out: str | None) -> list[Path]:
-    """The pictures of a figure that has some."""
+def _show_result(result: Reproduction, pictures: Sequence[Path], out: str | None) -> None:
+    console().print(f"{result.preset.name}: {result.preset.title}\n")
+    for table in result.tables():
+        show_table(table)
+    for note in result.preset.notes:
+        console().print(f"- {note}")
+    for picture in pictures:
+        console().print(f"drawn: {picture}")
+    if out is not None:
+        console().print(f"written to {out}")
+
+
+def _draw(result: Reproduction, out: str | None) -> list[Path]:
+    """Draw the pictures of a figure that has some; their files."""
     if result.preset.draw is None or out is None:
         return []
     from protofed.explain.redrawing import redraw
@@ -94,26 +87,20 @@ def _drawn(result: Reproduction, out: str | None) -> list[Path]:
     return redraw(result, Path(out))
 
 
-def _show_presets(as_json: bool) -> None:
-    presets = [find_preset(name) for name in preset_names()]
-    if as_json:
-        listed = [
-            {
-                "name": preset.name,
-                "title": preset.title,
-                "datasets": preset.datasets,
-                "rows": [row.title for row in preset.rows],
-            }
-            for preset in presets
-        ]
-        print(json.dumps(listed))
-        return
-    rows = [[preset.name, preset.title, ", ".join(preset.datasets), str(len(preset.rows))] for preset in presets]
+def _described(preset: Preset) -> dict[str, Any]:
+    rows = [row.title for row in preset.rows]
+    return {"name": preset.name, "title": preset.title, "datasets": preset.datasets, "rows": rows}
+
+
+def _show_presets(presets: Sequence[dict[str, Any]]) -> None:
+    rows = [[each["name"], each["title"], ", ".join(each["datasets"]), str(len(each["rows"]))] for each in presets]
     heading = "Tables and figures (protofed reproduce NAME)"
-    show_table(heading, ["name", "what it shows", "data sets", "rows"], rows, figures=False)
+    show_table(Table(heading, ["name", "what it shows", "data sets", "rows"], rows, numeric=False))
 
 
-def _show_estimates(table: str, scale: str, estimates: Sequence[Estimate], seeds: int) -> None:
+def _show_estimates(name: str, scale: str, estimates: Sequence[Estimate], run_seeds: Sequence[int] | None) -> None:
+    preset = find_preset(name)
+    seeds = len(preset.seeds["paper" if scale == "paper" else "lite"] if run_seeds is None else run_seeds)
     rows = [
         [
             each.dataset,
@@ -129,7 +116,7 @@ def _show_estimates(table: str, scale: str, estimates: Sequence[Estimate], seeds
         for each in estimates
     ]
     columns = ["data set", "method", "runs", "clients", "rounds", "hours", "memory", "sent up", "sent down"]
-    show_table(f"{table} at scale {scale}: each run on one core of this machine, roughly", columns, rows)
-    if find_preset(table).trains:
+    show_table(Table(f"{name} at scale {scale}: each run on one core of this machine, roughly", columns, rows))
+    if preset.trains:
         hours = total_hours(estimates, seeds)
         console().print(f"about {hours:.1f} hours for all runs with {seeds} seed(s), on all cores of this machine")

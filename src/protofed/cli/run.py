@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from protofed.cli import completion
-from protofed.cli.options import options_of, takes_run_options
-from protofed.cli.output import TENSORBOARD, ProgressBar, console, followers, show_summary
+from protofed.cli.options import QuietOption, TensorBoardOption, options_of, takes_run_options
+from protofed.cli.output import ProgressBar, console, followers, show_summary
 from protofed.runs import run
 
 
@@ -23,8 +23,8 @@ def run_command(
     out: Annotated[str | None, typer.Option("--out", help="the run folder (default: runs/NAME)")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="continue the run in --out")] = False,
     from_: Annotated[Path | None, typer.Option("--from", help="take the options of an earlier run's run.json")] = None,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help=TENSORBOARD)] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="say nothing but warnings")] = False,
+    tensorboard: TensorBoardOption = False,
+    quiet: QuietOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="print the summary as JSON, and nothing else")] = False,
 ) -> None:
     """Train a federation and write a run folder.

@@ -6,9 +6,8 @@ from typing import Annotated, Any
 import typer
 
 from protofed.cli import completion
-from protofed.cli.compare import complain, numbers
-from protofed.cli.options import takes_run_options
-from protofed.cli.output import console, percent, show_table
+from protofed.cli.options import QuietOption, ShardOption, parse_integers, takes_run_options
+from protofed.cli.output import console, percent, report_failures, show_table
 from protofed.cli.progress import ManyRuns
 from protofed.studies import sweep
 
@@ -26,10 +25,8 @@ def sweep_command(
     random: Annotated[int | None, typer.Option("--random", help="draw N combinations instead of trying all")] = None,
     seeds: Annotated[str | None, typer.Option("--seeds", help="for example 0,1,2 (default: --seed)")] = None,
     score: Annotated[str, typer.Option("--score", help="last (mean of 5) or best evaluated round")] = "last",
-    shard: Annotated[
-        str | None, typer.Option("--shard", metavar="K/N", help="do the K-th of N parts; machines share --out")
-    ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="say nothing but warnings")] = False,
+    shard: ShardOption = None,
+    quiet: QuietOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="print sweep.json, and nothing else")] = False,
 ) -> int:
     """Search for hyper-parameters of a method, by accuracy on images kept from training; never on test images.
@@ -42,7 +39,7 @@ def sweep_command(
             over,
             out=out,
             random=random,
-            seeds=None if seeds is None else numbers(seeds),
+            seeds=None if seeds is None else parse_integers(seeds),
             score=score,  # type: ignore[arg-type]  # checked there
             shard=shard,
             callbacks=[] if quiet or as_json else [progress],
@@ -52,12 +49,12 @@ def sweep_command(
         print(json.dumps(result.content))
     elif not quiet:
         console().print()
-        show_table("Accuracy (%) on validation data", *result.table())
+        show_table(result.table())
         for line in result.missing():
             console().print(f"missing: {line}")
         console().print(result.winner())
         console().print(f"written to {result.path}")
-    return complain(result.failures)
+    return report_failures(result.failures)
 
 
 def _validation(record: dict[str, Any]) -> str:

@@ -33,6 +33,7 @@ from protofed.records import Features, Record
 from protofed.runs.opened import GLOBAL, OpenRun, batches, snapshots_of
 from protofed.seeding import stable_seed
 from protofed.system import one_thread, write_atomically
+from protofed.text import Table
 
 INDEX = "embeddings.json"
 NEIGHBOURS = 10
@@ -86,7 +87,7 @@ def embed(
             "hausdorff": distances,
             "items": [{"image": name, "caption": words} for name, words in captions.items()],
         }
-        content["tables"] = _tables(content)
+        content["tables"] = [table.as_dict() for table in _tables(content)]
         write_atomically(folder / INDEX, json.dumps(content, allow_nan=False).encode() + b"\n")
     return content
 
@@ -100,28 +101,28 @@ def _refuse_unlike(rows: Sequence[Sequence[OpenRun]]) -> None:
             raise UserError(f"{row[0].run.path} has other classes than {first.run.path}; give runs on the same data")
 
 
-def _tables(content: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _tables(content: Mapping[str, Any]) -> list[Table]:
     """The scores of every panel, and the distances where they were asked for."""
     keys = ("silhouette", "silhouette_map", "mixing")
-    scores = {
-        "title": "Separation of classes and mixing of domains",
-        "columns": ["run", "method", "round", "silhouette by class", "on the map", "mixing of domains"],
-        "rows": [
+    scores = Table(
+        "Separation of classes and mixing of domains",
+        ["run", "method", "round", "silhouette by class", "on the map", "mixing of domains"],
+        [
             [Path(panel["run"]).name, panel["method"], str(panel["round"]), *(_number(panel[key]) for key in keys)]
             for panel in content["panels"]
         ],
-    }
+    )
     if content["hausdorff"] is None:
         return [scores]
-    distances = {
-        "title": "Hausdorff distance of class manifolds to the union",
-        "columns": ["run", "round", "own", "completed"],
-        "rows": [
+    distances = Table(
+        "Hausdorff distance of class manifolds to the union",
+        ["run", "round", "own", "completed"],
+        [
             [name, str(done), _number(before), _number(after)]
             for name, found in content["hausdorff"].items()
             for done, before, after in zip(found["rounds"], found["before"], found["after"], strict=True)
         ],
-    }
+    )
     return [scores, distances]
 
 

@@ -166,7 +166,7 @@ class _Made:
         return content | {
             "text": " ".join([ABOUT, *content["findings"], *(f"{note}." for note in content["notes"])]),
             "items": self._items(content),
-            "tables": list(tables(content).values()),
+            "tables": [table.as_dict() for table in tables(content).values()],
         }
 
     def _items(self, content: Mapping[str, Any]) -> list[dict[str, str]]:

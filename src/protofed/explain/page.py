@@ -44,8 +44,8 @@ def page(content: Mapping[str, Any], folder: Path) -> str:
         "faithfulness": content["faithfulness"]["pictures"] if content["faithfulness"] else [],
     }
     for name, table in tables(content).items():
-        blocks += [f"<h2>{escape(table['title'])}</h2>", _table(table["columns"], table["rows"])]
-        shown = (_picture(folder / picture, table["title"]) for picture in pictures.get(name, []))
+        blocks += [f"<h2>{escape(table.title)}</h2>", _table(table.columns, table.rows)]
+        shown = (_picture(folder / picture, table.title) for picture in pictures.get(name, []))
         blocks.append(f'<div class="side">{"".join(shown)}</div>')
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'

@@ -1,12 +1,12 @@
 """The pictures of the papers' figures, drawn from the runs that `reproduce` made."""
 
 from pathlib import Path
-from typing import Any
 
 from protofed.explain.embeddings import embed
 from protofed.explain.explaining import explain
 from protofed.runs.results import Run
-from protofed.studies.tables.preset import Drawing
+from protofed.studies.schema import TrainedBlock, is_trained
+from protofed.studies.tables.preset import FigureDrawing
 from protofed.studies.tables.reproduction import Reproduction
 
 
@@ -17,6 +17,8 @@ def redraw(result: Reproduction, out: Path) -> list[Path]:
         return []
     made = []
     for dataset, block in result.content["datasets"].items():
+        if not is_trained(block):
+            continue
         runs = _first_runs(block, out)
         if len(runs) < len(block["methods"]):
             continue  # another shard is still at it
@@ -30,13 +32,13 @@ def redraw(result: Reproduction, out: Path) -> list[Path]:
     return made
 
 
-def _first_runs(block: dict[str, Any], out: Path) -> list[Path]:
+def _first_runs(block: TrainedBlock, out: Path) -> list[Path]:
     """The run of the first seed under the first condition, row by row."""
-    found: list[list[str]] = [next(iter(entry["runs"].values()), []) for entry in block["methods"].values()]
-    return [out / paths[0] for paths in found if paths]
+    runs: list[list[str]] = [next(iter(entry["runs"].values()), []) for entry in block["methods"].values()]
+    return [out / paths[0] for paths in runs if paths]
 
 
-def _explained(run: Path, drawing: Drawing, shown: list[str] | None) -> Path:
+def _explained(run: Path, drawing: FigureDrawing, shown: list[str] | None) -> Path:
     """In the run's own folder, where its report finds it: with projected patches, and whether boxes matter."""
     domain = shown[0] if shown else next(iter(Run(run).config["data"]["domains"]))
     folder = run / "explanations"

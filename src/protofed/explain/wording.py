@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from protofed.text import percent
+from protofed.text import Table, percent
 
 ABOUT = (
     "The red box is around the upper 5 % of the map, where the prototype that spoke most was found; the part in it is "
@@ -12,11 +12,9 @@ ABOUT = (
     "against it; grey places no more than an average place of the image. The paler a map, the less its prototype says."
 )
 
-Table = dict[str, Any]
-
 
 def tables(content: Mapping[str, Any]) -> dict[str, Table]:
-    """By name: `agreement`, `faithfulness`, `projection`, as far as there are; each a title, columns and rows."""
+    """By name: `agreement`, `faithfulness`, `projection`, as far as there are."""
     made = {
         "agreement": _agreement(content["agreement"]),
         "faithfulness": _faithfulness(content["faithfulness"]),
@@ -34,13 +32,9 @@ def _agreement(found: Mapping[str, Any] | None) -> Table | None:
         "overall": found["overall"],
     }
     keys = ("same_class", "iou", "iou_random", "rank_correlation")
-    return {
-        "title": "Agreement between clients",
-        "columns": ["", "compared", "same class", "boxes: IoU", "IoU of random boxes", "maps: rank correlation"],
-        "rows": [
-            [name, str(each["compared"]), *(_number(each[key]) for key in keys)] for name, each in entries.items()
-        ],
-    }
+    columns = ["", "compared", "same class", "boxes: IoU", "IoU of random boxes", "maps: rank correlation"]
+    rows = [[name, str(each["compared"]), *(_number(each[key]) for key in keys)] for name, each in entries.items()]
+    return Table("Agreement between clients", columns, rows)
 
 
 def _faithfulness(found: Mapping[str, Any] | None) -> Table | None:
@@ -55,23 +49,16 @@ def _faithfulness(found: Mapping[str, Any] | None) -> Table | None:
         rows.append(row)
     blurred = ["image as it is", "box blurred", "random box blurred", "box costs more in"]
     put_in = ["all blurred", "box put in", "random box put in", "box brings more in"]
-    return {
-        "title": "Does the box matter? Probability of the prediction",
-        "columns": ["client", "boxes", *blurred, *put_in],
-        "rows": rows,
-    }
+    columns = ["client", "boxes", *blurred, *put_in]
+    return Table("Does the box matter? Probability of the prediction", columns, rows)
 
 
 def _projection(found: Mapping[str, Any] | None) -> Table | None:
     if found is None:
         return None
-    return {
-        "title": "Accuracy (%) before and after every prototype is moved onto its nearest training patch",
-        "columns": ["client", "before", "after"],
-        "rows": [
-            [client, percent(found["before"][client]), percent(after)] for client, after in found["after"].items()
-        ],
-    }
+    title = "Accuracy (%) before and after every prototype is moved onto its nearest training patch"
+    rows = [[client, percent(found["before"][client]), percent(after)] for client, after in found["after"].items()]
+    return Table(title, ["client", "before", "after"], rows)
 
 
 def findings(content: Mapping[str, Any]) -> list[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from protofed.report.reading import Reading
+from protofed.text import Table
 
 GALLERIES = {
     "embeddings": "Embeddings",
@@ -40,7 +41,7 @@ class Gallery:
     text: str
     pictures: list[Picture]
     left_out: int
-    tables: list[tuple[str, list[str], list[list[Any]]]]
+    tables: list[Table]
 
 
 def galleries(runs: list[Reading]) -> Iterator[Gallery]:
@@ -71,7 +72,7 @@ def _gallery(run: Reading, name: str, title: str, index: dict[str, Any]) -> Gall
             source = f"data:image/png;base64,{base64.b64encode(content).decode()}"
             pictures.append(Picture(source, str(item.get("caption", ""))))
     tables = [
-        (str(each.get("title", "")), list(map(str, each["columns"])), [list(row) for row in each["rows"]])
+        Table(str(each.get("title", "")), list(map(str, each["columns"])), [list(row) for row in each["rows"]])
         for each in index.get("tables", [])
         if isinstance(each, dict) and "columns" in each and "rows" in each
     ]

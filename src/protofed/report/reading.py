@@ -1,6 +1,5 @@
 """What lies in a folder, in one form: a run is a comparison of one method, a reproduction several comparisons."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,7 +9,16 @@ from typing import Any, Literal
 from protofed.errors import UserError
 from protofed.federation.lock_holder import LockHolder
 from protofed.runs.results import Run, mean_of_last
-from protofed.studies.comparison import VIEWS, Comparison, summarise
+from protofed.studies.comparison import Comparison, summarise
+from protofed.studies.schema import (
+    VIEWS,
+    ReproducedMethod,
+    ReproductionContent,
+    is_reproduction,
+    is_trained,
+    read_comparison,
+)
+from protofed.text import Table
 
 Kind = Literal["run", "comparison", "reproduction"]
 
@@ -130,15 +138,6 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Table:
-    """Figures that were computed rather than trained."""
-
-    title: str
-    columns: list[str]
-    rows: list[list[Any]]
-
-
-@dataclass(frozen=True)
 class Findings:
     """Everything a page is made of."""
 
@@ -149,6 +148,7 @@ class Findings:
     """comparison.json; empty for a run."""
     groups: list[Group]
     tables: list[Table] = field(default_factory=list)
+    """Figures that were computed rather than trained."""
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -170,23 +170,13 @@ def read(folder: str | Path) -> Findings:
     if (path / "run.json").exists():
         return _read_run(path)
     if (path / "comparison.json").exists():
-        content = _json(path / "comparison.json")
-        return _read_reproduction(path, content) if "preset" in content else _read_comparison(path, content)
+        content = read_comparison(path)
+        return _read_reproduction(path, content) if is_reproduction(content) else _read_comparison(path)
     parts = sorted([*path.glob("*/comparison.json"), *path.glob("*/*/comparison.json")])
     if parts:
-        groups = [_comparison(each.parent, _json(each), str(each.parent.relative_to(path))) for each in parts]
+        groups = [_comparison(Comparison.read(each.parent), str(each.parent.relative_to(path))) for each in parts]
         return Findings(path, "reproduction", f"{path.name}, not complete", {}, groups)
     raise UserError(f"{path} holds neither run.json nor comparison.json; give the --out of a run or a comparison")
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text())
-    except ValueError:
-        raise UserError(f"{path} is damaged: it is not JSON") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{path} is damaged: it is not a JSON object")
-    return content
 
 
 def _read_run(path: Path) -> Findings:
@@ -202,13 +192,15 @@ def _read_run(path: Path) -> Findings:
     return Findings(path, "run", f"{name} on {data}", {}, [group])
 
 
-def _read_comparison(path: Path, content: dict[str, Any]) -> Findings:
-    data = Path(content["options"]["data"]).stem
-    group = _comparison(path, content, data)
-    return Findings(path, "comparison", f"{_listed(group.methods)} on {data}", content, [group])
+def _read_comparison(path: Path) -> Findings:
+    comparison = Comparison.read(path)
+    data = Path(comparison.content["options"]["data"]).stem
+    group = _comparison(comparison, data)
+    return Findings(path, "comparison", f"{_listed(group.methods)} on {data}", comparison.content, [group])
 
 
-def _comparison(path: Path, content: dict[str, Any], title: str) -> Group:
+def _comparison(comparison: Comparison, title: str) -> Group:
+    path, content = comparison.path, comparison.content
     methods = list(content["methods"])
     runs: dict[str, list[Reading]] = {
         name: [Reading(path / each) for each in entry["runs"]] for name, entry in content["methods"].items()
@@ -217,7 +209,6 @@ def _comparison(path: Path, content: dict[str, Any], title: str) -> Group:
         begun = Reading(path / entry["run"])
         if (begun.path / "run.json").exists():
             runs[entry["method"]].append(begun)
-    comparison = Comparison(path, content)
     shown = comparison.views()
     views = [view for view in _views(content["methods"], methods) if view.name in shown]
     return Group(
@@ -259,10 +250,10 @@ def _figures(paper: Mapping[str, Any]) -> dict[str, float]:
     return {key: value for key, value in paper.items() if isinstance(value, float | int)}
 
 
-def _read_reproduction(path: Path, content: dict[str, Any]) -> Findings:
+def _read_reproduction(path: Path, content: ReproductionContent) -> Findings:
     groups, tables = [], []
     for dataset, block in content["datasets"].items():
-        if "methods" in block:
+        if is_trained(block):
             groups.append(_reproduced(path, content, dataset, block["methods"]))
         else:
             tables.append(Table(dataset, block["columns"], block["rows"]))
@@ -270,22 +261,24 @@ def _read_reproduction(path: Path, content: dict[str, Any]) -> Findings:
     return Findings(path, "reproduction", title, content, groups, tables, list(content["notes"]))
 
 
-def _reproduced(path: Path, content: Mapping[str, Any], dataset: str, entries: Mapping[str, Any]) -> Group:
+def _reproduced(
+    path: Path, content: ReproductionContent, dataset: str, entries: Mapping[str, ReproducedMethod]
+) -> Group:
     views = []
     for name in VIEWS:
-        found = {method: entry for method, entry in entries.items() if entry[name] is not None}
+        found = {method: own for method, entry in entries.items() if (own := entry[name]) is not None}
         if not found:
             continue
         rows = {
             method: Row(
-                entry[name]["columns"],
-                entry[name]["average"],
-                entry[name]["worst"] if entry[name]["columns"] else None,
-                entry[name]["test"],
-                (entry["paper"] or {}).get(name, {}),
+                own["columns"],
+                own["average"],
+                own["worst"] if own["columns"] else None,
+                own["test"],
+                (entries[method]["paper"] or {}).get(name, {}),
                 None,
             )
-            for method, entry in found.items()
+            for method, own in found.items()
         }
         views.append(View(name, list(next(iter(rows.values())).columns), [], rows))
     runs = {

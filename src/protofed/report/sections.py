@@ -285,8 +285,8 @@ def _gallery(gallery: Gallery) -> Html:
     if gallery.text:
         parts.append(tag("p", gallery.text))
     parts += [
-        plain_table(title, columns, [[as_text(cell) for cell in row] for row in rows])
-        for title, columns, rows in gallery.tables
+        plain_table(table.title, table.columns, [[as_text(cell) for cell in row] for row in table.rows])
+        for table in gallery.tables
     ]
     if pictures:
         parts.append(tag("div", *pictures, class_="gallery"))

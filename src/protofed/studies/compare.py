@@ -1,7 +1,6 @@
 """Several methods under equal conditions: for each seed the same partition, initial weights and client draws."""
 
-import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,17 @@ from protofed.method import Method
 from protofed.registry import find_method, knobs, load_plugin, method_names
 from protofed.runs.assembly import dealing_of_preset
 from protofed.runs.options import Options, make_options
-from protofed.studies.comparison import VIEWS, Comparison, Failure, summarise
-from protofed.studies.schedule import Done, Job, Shard, claimed, perform
-from protofed.system import write_atomically
+from protofed.runs.results import Run
+from protofed.studies.comparison import Comparison, summarise
+from protofed.studies.schedule import PlannedRun, RunOutcomes
+from protofed.studies.schema import (
+    VIEWS,
+    ComparisonConditions,
+    ComparisonContent,
+    ComparisonSummary,
+    MissingMethodRun,
+)
+from protofed.studies.study import run_study
 
 Methods = Sequence[str] | Mapping[str, Mapping[str, Any]]
 
@@ -43,65 +50,58 @@ def compare(
     With `shard="K/N"` only every N-th run is done here, and the comparison is of all that is complete in the folder.
     A run that fails does not stop the others: see `Comparison.failures`.
     """
-    plans = _plans(methods, options)
-    compared = list(plans)
-    if baseline is None:
-        baseline = "fedavg" if "fedavg" in plans else compared[0]
-    elif baseline not in plans:
-        raise unknown_name("baseline among the compared methods", baseline, compared)
+    variants = _variant_options(methods, options)
+    baseline = _baseline(baseline, list(variants))
     if target is not None and not 0 < target <= 1:
         raise UserError(f"target={target} is not valid: it is an accuracy, for example 0.8")
-    published = _published(paper or {}, paper_view)
+    paper_figures = _paper_figures(paper or {}, paper_view)
     folder = Path(out)
-    seeds = list(dict.fromkeys(seeds))
-    # Seed by seed, so that all methods have a result before any has its second.
-    jobs = [
-        Job(label, folder, plan.model_copy(update={"seed": seed})) for seed in seeds for label, plan in plans.items()
-    ]
-    about = {
+    conditions: ComparisonConditions = {
         "baseline": baseline,
-        "seeds": seeds,
+        "seeds": list(dict.fromkeys(seeds)),
         "options": make_options({name: value for name, value in options.items() if name != "set"}).model_dump(),
         "settings": make_options(options).set,
     }
+    # Seed by seed, so that all methods have a result before any has its second.
+    runs = [
+        PlannedRun(label, folder, own.model_copy(update={"seed": seed}))
+        for seed in conditions["seeds"]
+        for label, own in variants.items()
+    ]
 
-    def write(done: Done) -> Comparison:
-        with claimed(folder, "comparison", wait=True):
-            runs = {
-                label: {job.options.seed: job.run for job in jobs if job.label == label and job.is_complete()}
-                for label in compared
-            }
-            found = summarise(runs, baseline, target, published, folder)
-            content = {**about, **found, "complete": not done.missing(), "missing": _missing(done)}
-            failures = [Failure(job.title, *done.outcomes[job.path][1:]) for job in done.failed()]
-            result = Comparison(folder, content, failures)
-            write_atomically(folder / "comparison.json", json.dumps(content, indent=2).encode() + b"\n")
-            write_atomically(folder / "comparison.md", result.markdown().encode())
-        return result
+    def result(outcomes: RunOutcomes) -> Comparison:
+        summary = summarise(_complete(runs), baseline, target, paper_figures, folder)
+        return Comparison(folder, _content(conditions, summary, outcomes), outcomes.failures())
 
-    # Written before the first result too, so that whoever watches the folder knows what is to come.
-    followers = [_Beginning(lambda: write(Done(tuple(jobs), {}))), *callbacks]
-    return write(
-        perform(jobs, trials=jobs[: len(plans)], shard=Shard.parse(shard), callbacks=followers, after_each=write)
+    first = runs[: len(variants)]
+    return run_study(
+        folder, "comparison", runs, result, validate=first, shard=shard, callbacks=callbacks, write_first=True
     )
 
 
-class _Beginning:
-    """Callback: does something once it is sure that the runs will start."""
-
-    def __init__(self, action: Callable[[], object]) -> None:
-        self._action = action
-
-    def runs_start(self, _jobs: Sequence[Job], _unfinished: Sequence[Job]) -> None:
-        """No mistake of the user was found."""
-        self._action()
+def _baseline(name: str | None, compared: Sequence[str]) -> str:
+    if name is None:
+        return "fedavg" if "fedavg" in compared else compared[0]
+    if name not in compared:
+        raise unknown_name("baseline among the compared methods", name, compared)
+    return name
 
 
-def _missing(done: Done) -> list[dict[str, Any]]:
-    return [{"method": entry.pop("label"), **entry} for entry in done.missing()]
+def _complete(runs: Sequence[PlannedRun]) -> dict[str, dict[int, Run]]:
+    """The complete runs by method and seed; a method without any is there all the same."""
+    complete: dict[str, dict[int, Run]] = {each.label: {} for each in runs}
+    for each in runs:
+        if each.is_complete():
+            complete[each.label][each.options.seed] = each.run
+    return complete
 
 
-def _published(paper: Mapping[str, float | Mapping[str, float]], view: str) -> dict[str, dict[str, Any]]:
+def _content(conditions: ComparisonConditions, summary: ComparisonSummary, outcomes: RunOutcomes) -> ComparisonContent:
+    missing: list[MissingMethodRun] = [{"method": label, **entry} for label, entry in outcomes.missing()]
+    return {**conditions, **summary, "complete": not missing, "missing": missing}
+
+
+def _paper_figures(paper: Mapping[str, float | Mapping[str, float]], view: str) -> dict[str, dict[str, Any]]:
     """A paper's figures as comparison.json has them."""
     if view not in VIEWS:
         raise unknown_name("view", view, VIEWS)
@@ -112,7 +112,7 @@ def _published(paper: Mapping[str, float | Mapping[str, float]], view: str) -> d
     }
 
 
-def _plans(methods: Methods, options: Mapping[str, Any]) -> dict[str, Options]:
+def _variant_options(methods: Methods, options: Mapping[str, Any]) -> dict[str, Options]:
     """The options of each method's runs; a setting or preset that no method takes is a mistake."""
     for name in ("method", "seed"):
         if name in options:
@@ -123,27 +123,29 @@ def _plans(methods: Methods, options: Mapping[str, Any]) -> dict[str, Options]:
     variants = _variants(methods)
     classes = {label: find_method(own["method"]) for label, own in variants.items()}
     known = {label: {knob.name for knob in knobs(cls)} for label, cls in classes.items()}
-    _refuse_idle_settings(common.set, known)
-    if common.preset is not None and not any(common.preset in cls.presets for cls in classes.values()):
+    _refuse_unused_settings(common.set, known)
+    with_preset = [cls for cls in classes.values() if common.preset in cls.presets]
+    if common.preset is not None and not with_preset:
         raise UserError(f"--preset {common.preset}: none of the methods has such a preset")
-    dealt = _dealing_of_presets(common, [cls for cls in classes.values() if common.preset in cls.presets])
-    plans = {}
-    for label, own in variants.items():
-        chosen = {**options, "preset": common.preset if common.preset in classes[label].presets else None, **own}
+    dealing = _dealing_of_presets(common, with_preset)
+
+    def options_of(label: str, own: Mapping[str, Any]) -> Options:
+        cls = classes[label]
+        own_options = {**options, "preset": common.preset if common.preset in cls.presets else None, **own}
         settings = {
-            **dealt,
-            **_own_plan(classes[label], known[label], {**chosen, "set": {}}),
+            **dealing,
+            **_scaled_plan(cls, known[label], {**own_options, "set": {}}),
             **_settings_of(label, common.set, known),
             **make_options({"set": own.get("set", {})}).set,
         }
-        plans[label] = make_options(
-            {name: value for name, value in {**chosen, "set": settings}.items() if value is not None}
-        )
-    return plans
+        given = {name: value for name, value in own_options.items() if value is not None}
+        return make_options({**given, "set": settings})
+
+    return {label: options_of(label, own) for label, own in variants.items()}
 
 
 def _dealing_of_presets(common: Options, classes: Sequence[type[Method]]) -> dict[str, str]:
-    """How the presets of some methods deal out the images: then all methods are dealt them so, or it were unfair."""
+    """How the presets of some methods deal out the images: then so for all methods, to be fair."""
     return {
         f"data.{key}": str(value)
         for cls in classes
@@ -163,15 +165,15 @@ def _variants(methods: Methods) -> dict[str, dict[str, Any]]:
     return variants
 
 
-def _refuse_idle_settings(settings: Mapping[str, str], known: Mapping[str, set[str]]) -> None:
+def _refuse_unused_settings(settings: Mapping[str, str], known: Mapping[str, set[str]]) -> None:
     for key in settings:
         if key.startswith(("model.", "data.")):
             continue
         owner = _owner(key, known)
         if owner is None and "." in key:
             raise UserError(f"--set {key}: {key.rpartition('.')[0]!r} is not among the methods that are compared")
-        taken = set[str]().union(*known.values()) if owner is None else known[owner]
-        if (key if owner is None else key.removeprefix(f"{owner}.")) not in taken:
+        accepted = set[str]().union(*known.values()) if owner is None else known[owner]
+        if (key if owner is None else key.removeprefix(f"{owner}.")) not in accepted:
             raise UserError(f"--set {key}: none of the methods has such a hyper-parameter")
 
 
@@ -189,7 +191,7 @@ def _owner(key: str, labels: Iterable[str]) -> str | None:
     return max((label for label in labels if key.startswith(f"{label}.")), key=len, default=None)
 
 
-def _own_plan(cls: type[Method], known: set[str], options: Mapping[str, Any]) -> dict[str, str]:
+def _scaled_plan(cls: type[Method], known: set[str], options: Mapping[str, Any]) -> dict[str, str]:
     """A method that brings its own plan gets it scaled to the epochs of the others, so that all train equally long."""
     if "plan" not in known:
         return {}

@@ -1,82 +1,96 @@
 """What a comparison found: comparison.json from the runs that are complete, and tables of it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
-from typing import Any, NamedTuple
+from typing import Any
 
+from protofed.errors import UserError
 from protofed.runs.results import Run
 from protofed.studies.convergence import Convergence
-from protofed.studies.statistics import paired_tests, partial_spread, spread
-from protofed.text import markdown_table, percent, size
+from protofed.studies.schedule import Failure
+from protofed.studies.schema import (
+    VIEWS,
+    AccuracyOverSeeds,
+    BytesByKind,
+    ComparedMethod,
+    ComparedView,
+    ComparisonContent,
+    ComparisonSummary,
+    View,
+    WorstSpread,
+    is_reproduction,
+    read_comparison,
+)
+from protofed.studies.statistics import PairedTest, PartialSpread, Spread, paired_tests, partial_spread, spread
+from protofed.text import Table, percent, size
 
-VIEWS = ("global", "personal")
 _NOT_PARTS = ("average", "pooled", "held_out", "quantiles")
 
-Table = tuple[list[str], list[list[str]]]
-
-
-class Failure(NamedTuple):
-    """A run that was tried and ended with an error."""
-
-    title: str
-    reason: str
-    trace: str
+Parts = Mapping[str, float]
+"""Accuracy of each part of one view: domains or clients."""
 
 
 class Comparison:
     """The content of comparison.json, and tables of it."""
 
-    def __init__(self, path: Path, content: dict[str, Any], failures: Sequence[Failure] = ()) -> None:
+    def __init__(self, path: Path, content: ComparisonContent, failures: Sequence[Failure] = ()) -> None:
         self.path = path
         self.content = content
         self.failures = tuple(failures)
         """What went wrong this time; the other runs are there all the same."""
 
-    def table(self, view: str) -> Table:
+    @classmethod
+    def read(cls, path: str | Path) -> "Comparison":
+        """The comparison in a folder."""
+        content = read_comparison(Path(path))
+        if is_reproduction(content):
+            raise UserError(f"{path} holds a table of a paper, not a comparison")
+        return cls(Path(path), content)
+
+    def table(self, view: View) -> Table:
         """Accuracy in one view; methods for which it makes no sense are left out."""
-        methods = self._with(view)
+        title = f"Accuracy (%), {view} view"
+        methods = self._views_of_methods(view)
         if not methods:
-            return [], []
-        first = next(iter(methods.values()))[view]
+            return Table(title, [], [])
+        first = next(iter(methods.values()))
         domains, held_out = list(first["per_domain"]), list(first["held_out"])
-        papers = {name: _papers_average(entry, view) for name, entry in methods.items()}
+        papers = {name: _papers_average(self.content["methods"][name], view) for name in methods}
         shows_paper = any(value is not None for value in papers.values())
-        rows = []
-        for name, entry in methods.items():
-            found, test = entry[view], entry[view]["test"]
-            rows.append(
-                [
-                    name,
-                    *(percent(found["per_domain"][domain]["mean"]) for domain in domains),
-                    *(percent(found["held_out"][domain]["mean"]) for domain in held_out),
-                    percent(found["average"]["mean"]),
-                    percent(found["average"]["std"]),
-                    *([percent(papers[name])] if shows_paper else []),
-                    percent((found["worst_domain" if domains else "worst_client"] or {"mean": None})["mean"]),
-                    "-" if test is None else f"{round(100 * test['difference'], 2) + 0.0:+.2f}",
-                    "-" if test is None or test["p_holm"] is None else f"{test['p_holm']:.3f}",
-                ]
-            )
+        rows = [
+            [
+                name,
+                *(percent(found["per_domain"][domain]["mean"]) for domain in domains),
+                *(percent(found["held_out"][domain]["mean"]) for domain in held_out),
+                percent(found["average"]["mean"]),
+                percent(found["average"]["std"]),
+                *([percent(papers[name])] if shows_paper else []),
+                _worst_mean(found["worst_domain" if domains else "worst_client"]),
+                *_test_cells(found["test"]),
+            ]
+            for name, found in methods.items()
+        ]
         columns = ["method", *domains, *(f"{domain} (held out)" for domain in held_out), "average", "std"]
         columns += [*(["paper"] if shows_paper else []), "worst domain" if domains else "worst client"]
-        return [*columns, f"vs {self.content['baseline']}", "p (Holm)"], rows
+        return Table(title, [*columns, f"vs {self.content['baseline']}", "p (Holm)"], rows)
 
-    def course(self, view: str) -> Table:
+    def convergence(self, view: View) -> Table:
         """How the runs went, in one view."""
         rows = [
             [
                 name,
-                _reached(entry[view]["rounds_to_target"], lambda value: f"{value:.1f}"),
-                _reached(entry[view]["bytes_to_target"], size),
-                _reached(entry[view]["convergence_round"], lambda value: f"{value:.1f}"),
-                percent(entry[view]["fluctuation"]["mean"]),
+                _mean_or_reached(found["rounds_to_target"], "{:.1f}".format),
+                _mean_or_reached(found["bytes_to_target"], size),
+                _mean_or_reached(found["convergence_round"], "{:.1f}".format),
+                percent(found["fluctuation"]["mean"]),
             ]
-            for name, entry in self._with(view).items()
+            for name, found in self._views_of_methods(view).items()
         ]
-        return ["method", "rounds to target", "bytes to target", "convergence round", "fluctuation"], rows
+        columns = ["method", "rounds to target", "bytes to target", "convergence round", "fluctuation"]
+        return Table(f"On the way, {view} view, {self.target(view)}", columns, rows)
 
-    def target(self, view: str) -> str:
+    def target(self, view: View) -> str:
         """Up to where rounds and bytes are counted."""
         return f"target {percent(self.content['target'][view])} %"
 
@@ -87,13 +101,13 @@ class Comparison:
             for name, entry in self.content["methods"].items()
             if entry["bytes"] is not None
         ]
-        return ["method", "sent up", "sent down", "time"], rows
+        return Table("Costs per run", ["method", "sent up", "sent down", "time"], rows)
 
     def missing(self) -> list[str]:
         """A line for every run without a result."""
         return [f"{entry['method']}, seed {entry['seed']}: {entry['reason']}" for entry in self.content["missing"]]
 
-    def views(self) -> tuple[str, ...]:
+    def views(self) -> tuple[View, ...]:
         """Those that say something of their own: with global models and a client per domain both are the same."""
         methods = self.content["methods"].values()
         same = all(
@@ -118,15 +132,16 @@ class Comparison:
         if content["missing"]:
             blocks += ["**Not complete.** Missing:", "\n".join(f"- {line}" for line in self.missing())]
         for view in self.views():
-            columns, rows = self.table(view)
-            if rows:
-                blocks += [f"## {view.capitalize()} view", markdown_table(columns, rows)]
-                blocks += [f"On the way, {self.target(view)}:", markdown_table(*self.course(view))]
-        blocks += ["## Costs per run", markdown_table(*self.costs())]
+            table = self.table(view)
+            if table.rows:
+                blocks += [f"## {view.capitalize()} view", table.markdown()]
+                blocks += [f"On the way, {self.target(view)}:", self.convergence(view).markdown()]
+        blocks += ["## Costs per run", self.costs().markdown()]
         return "\n\n".join(blocks) + "\n"
 
-    def _with(self, view: str) -> dict[str, Any]:
-        return {name: entry for name, entry in self.content["methods"].items() if entry[view] is not None}
+    def _views_of_methods(self, view: View) -> dict[str, ComparedView]:
+        entries = {name: entry[view] for name, entry in self.content["methods"].items()}
+        return {name: entry for name, entry in entries.items() if entry is not None}
 
 
 def summarise(
@@ -135,105 +150,114 @@ def summarise(
     target: float | None,
     paper: Mapping[str, Mapping[str, Any]],
     folder: Path,
-) -> dict[str, Any]:
+) -> ComparisonSummary:
     """`target` and `methods` of comparison.json, from the complete runs {method: {seed: run}}."""
-    read = {name: {seed: _Read(run) for seed, run in by_seed.items()} for name, by_seed in runs.items()}
-    views = {}
-    targets = {}
-    for view in VIEWS:
-        found = {name: _with_view(by_seed, view) for name, by_seed in read.items()}
-        found = {name: by_seed for name, by_seed in found.items() if by_seed}
-        targets[view] = target if target is not None else _average(found.get(baseline), view)
-        views[view] = _view(found, view, baseline, targets[view])
-    methods = {}
-    for name, by_seed in read.items():
-        listed = list(by_seed.values())
+    summaries = {name: {seed: run.summary for seed, run in by_seed.items()} for name, by_seed in runs.items()}
+    averages = {view: _averages(summaries, view) for view in VIEWS}
+    targets: dict[str, float | None] = {
+        view: target if target is not None else _mean(averages[view].get(baseline)) for view in VIEWS
+    }
+    tests = {view: paired_tests(averages[view], baseline) for view in VIEWS}
+    methods: dict[str, ComparedMethod] = {}
+    for name, by_seed in runs.items():
+        views = _compared_views(by_seed, summaries[name], {view: tests[view].get(name) for view in VIEWS}, targets)
+        method = next(iter(by_seed.values())).config["method"] if by_seed else {"kind": None, "knobs": None}
+        own = list(summaries[name].values())
         methods[name] = {
-            "kind": listed[0].config["method"]["kind"] if listed else None,
-            "knobs": listed[0].config["method"]["knobs"] if listed else None,
-            **{view: views[view].get(name) for view in VIEWS},
-            "bytes": _mean_bytes(listed) if listed else None,
-            "seconds": mean(each.summary["seconds"]["total"] for each in listed) if listed else None,
-            "paper": paper.get(name),
+            "kind": method["kind"],
+            "knobs": method["knobs"],
+            "global": views["global"],
+            "personal": views["personal"],
+            "bytes": mean_bytes(own) if own else None,
+            "seconds": mean(each["seconds"]["total"] for each in own) if own else None,
+            "paper": dict(paper[name]) if name in paper else None,
             "seeds": list(by_seed),
-            "runs": [str(each.path.relative_to(folder)) for each in listed],
+            "runs": [str(run.path.relative_to(folder)) for run in by_seed.values()],
         }
     return {"target": targets, "methods": methods}
 
 
-def accuracy_over_seeds(accuracies: Sequence[dict[str, Any]], domain_of: Mapping[str, str]) -> dict[str, Any]:
+def accuracy_over_seeds(accuracies: Sequence[Mapping[str, Any]], domain_of: Mapping[str, str]) -> AccuracyOverSeeds:
     """One view of several runs that differ in their seed: mean and spread of the average, the parts and the worst part.
 
     A part that was not scored (a client without test images, a site that was away) is left out.
     `domain_of` tells the domain of a client, in the personal view; the global view is by domain already.
     """
     held_out = list(accuracies[0].get("held_out", {}))
-    parts = [
-        {part: value for part, value in each.items() if part not in _NOT_PARTS and value is not None}
-        for each in accuracies
-    ]
-    clients = [{} if not domain_of else each for each in parts]
-    domains = [_by_domain(each, domain_of) if domain_of else each for each in parts]
-    seen = [{part: value for part, value in each.items() if part not in held_out} for each in domains]
+    parts: list[Parts] = [_scored_parts(each) for each in accuracies]
+    clients = parts if domain_of else [{} for _ in parts]
+    domains = [_by_domain(each, domain_of) for each in parts] if domain_of else parts
+    trained = [{part: value for part, value in each.items() if part not in held_out} for each in domains]
     return {
         "average": spread([each["average"] for each in accuracies]),
         "pooled": spread([each["pooled"] for each in accuracies]) if "pooled" in accuracies[0] else None,
-        "per_domain": _spreads(seen),
-        "worst_domain": _worst(seen),
+        "per_domain": _spreads(trained),
+        "worst_domain": _worst(trained),
         "held_out": _spreads([{part: each[part] for part in held_out} for each in accuracies]),
         "per_client": _spreads(clients),
         "worst_client": _worst(clients),
     }
 
 
-class _Read:
-    """A complete run, each file read once."""
-
-    def __init__(self, run: Run) -> None:
-        self.path = run.path
-        self.config, self.summary, self.rounds = run.config, run.summary, run.rounds
-
-    def domain_of(self, view: str) -> dict[str, str]:
-        """The domain of each client, where the view is by client; clients of pooled data have none."""
-        if view == "global":
-            return {}
-        return {client: entry["domain"] for client, entry in self.config["partition"]["clients"].items()}
-
-
-def _with_view(by_seed: Mapping[int, _Read], view: str) -> dict[int, _Read]:
-    return {seed: each for seed, each in by_seed.items() if each.summary["accuracy"][view] is not None}
-
-
-def _average(by_seed: Mapping[int, _Read] | None, view: str) -> float | None:
-    if not by_seed:
-        return None
-    return mean(float(each.summary["accuracy"][view]["average"]) for each in by_seed.values())
-
-
-def _view(
-    found: Mapping[str, Mapping[int, _Read]], view: str, baseline: str, target: float | None
-) -> dict[str, dict[str, Any]]:
-    """Every method that has this view."""
-    averages = {
-        name: {seed: float(each.summary["accuracy"][view]["average"]) for seed, each in by_seed.items()}
-        for name, by_seed in found.items()
+def mean_bytes(summaries: Sequence[Mapping[str, Any]]) -> BytesByKind:
+    """Bytes of a run, on average."""
+    return {
+        way: {kind: mean(each["bytes"][way][kind] for each in summaries) for kind in kinds}
+        for way, kinds in summaries[0]["bytes"].items()
     }
-    tests = paired_tests(averages, baseline)
-    entries = {}
-    for name, by_seed in found.items():
-        listed = list(by_seed.values())
-        courses = [Convergence.of(each.rounds, view) for each in listed]
-        reached = [course.rounds_to(target) if target is not None else None for course in courses]
-        spent = [course.bytes_to(target) if target is not None else None for course in courses]
-        entries[name] = {
-            **accuracy_over_seeds([each.summary["accuracy"][view] for each in listed], listed[0].domain_of(view)),
-            "test": tests.get(name),
-            "rounds_to_target": partial_spread(reached),
-            "bytes_to_target": partial_spread(spent),
-            "convergence_round": partial_spread([course.convergence_round() for course in courses]),
-            "fluctuation": partial_spread([course.fluctuation() for course in courses]),
+
+
+def domains_of_clients(run: Run) -> dict[str, str]:
+    """The domain of each client of a run; clients of pooled data have none."""
+    return {client: entry["domain"] for client, entry in run.config["partition"]["clients"].items()}
+
+
+def _averages(summaries: Mapping[str, Mapping[int, Mapping[str, Any]]], view: View) -> dict[str, dict[int, float]]:
+    """The average of every method that has the view, by seed."""
+    averages = {
+        name: {
+            seed: float(summary["accuracy"][view]["average"])
+            for seed, summary in by_seed.items()
+            if summary["accuracy"][view] is not None
         }
-    return entries
+        for name, by_seed in summaries.items()
+    }
+    return {name: by_seed for name, by_seed in averages.items() if by_seed}
+
+
+def _mean(averages: Mapping[int, float] | None) -> float | None:
+    return mean(averages.values()) if averages else None
+
+
+def _compared_views(
+    runs: Mapping[int, Run],
+    summaries: Mapping[int, Mapping[str, Any]],
+    tests: Mapping[View, PairedTest | None],
+    targets: Mapping[str, float | None],
+) -> dict[View, ComparedView | None]:
+    """One method in every view; None in a view that it does not have."""
+    records = {seed: run.rounds for seed, run in runs.items()}
+
+    def compared(view: View) -> ComparedView | None:
+        seeds = [seed for seed, summary in summaries.items() if summary["accuracy"][view] is not None]
+        if not seeds:
+            return None
+        courses = [Convergence.of(records[seed], view) for seed in seeds]
+        domain_of = domains_of_clients(runs[seeds[0]]) if view == "personal" else {}
+        return {
+            **accuracy_over_seeds([summaries[seed]["accuracy"][view] for seed in seeds], domain_of),
+            "test": tests[view],
+            "rounds_to_target": partial_spread([each.rounds_to(targets[view]) for each in courses]),
+            "bytes_to_target": partial_spread([each.bytes_to(targets[view]) for each in courses]),
+            "convergence_round": partial_spread([each.convergence_round() for each in courses]),
+            "fluctuation": partial_spread([each.fluctuation() for each in courses]),
+        }
+
+    return {view: compared(view) for view in VIEWS}
+
+
+def _scored_parts(accuracy: Mapping[str, Any]) -> dict[str, float]:
+    return {part: value for part, value in accuracy.items() if part not in _NOT_PARTS and value is not None}
 
 
 def _by_domain(clients: Mapping[str, float], domain_of: Mapping[str, str]) -> dict[str, float]:
@@ -245,13 +269,13 @@ def _by_domain(clients: Mapping[str, float], domain_of: Mapping[str, str]) -> di
     return {domain: mean(values) for domain, values in grouped.items()}
 
 
-def _spreads(parts: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+def _spreads(parts: Sequence[Parts]) -> dict[str, Spread]:
     """Per part; one that not all seeds have is left out."""
     common = [part for part in parts[0] if all(part in each for each in parts)]
     return {part: spread([each[part] for each in parts]) for part in common}
 
 
-def _worst(parts: Sequence[Mapping[str, float]]) -> dict[str, Any] | None:
+def _worst(parts: Sequence[Parts]) -> WorstSpread | None:
     """The lowest part of each seed, and which it was."""
     if not all(parts):
         return None
@@ -259,20 +283,26 @@ def _worst(parts: Sequence[Mapping[str, float]]) -> dict[str, Any] | None:
     return {**spread([each[name] for each, name in zip(parts, names, strict=True)]), "names": names}
 
 
-def _mean_bytes(listed: Sequence[_Read]) -> dict[str, dict[str, float]]:
-    first = listed[0].summary["bytes"]
-    return {
-        way: {kind: mean(each.summary["bytes"][way][kind] for each in listed) for kind in first[way]} for way in first
-    }
-
-
-def _papers_average(entry: Mapping[str, Any], view: str) -> float | None:
+def _papers_average(entry: ComparedMethod, view: View) -> float | None:
     paper = entry["paper"]
     return paper["average"] if paper is not None and paper["view"] == view else None
 
 
-def _reached(found: Mapping[str, Any], show: Any) -> str:
+def _worst_mean(worst: WorstSpread | None) -> str:
+    return percent(None if worst is None else worst["mean"])
+
+
+def _test_cells(test: PairedTest | None) -> tuple[str, str]:
+    """Difference to the baseline in points, and its p-value."""
+    if test is None:
+        return "-", "-"
+    # Adding zero turns a negative zero into a positive one.
+    difference = f"{round(100 * test['difference'], 2) + 0.0:+.2f}"
+    return difference, "-" if test["p_holm"] is None else f"{test['p_holm']:.3f}"
+
+
+def _mean_or_reached(found: PartialSpread, form: Callable[[float], str]) -> str:
     """The mean where every seed has a value, else how many have."""
     if found["mean"] is not None:
-        return str(show(found["mean"]))
+        return form(found["mean"])
     return f"{found['reached']} of {len(found['seeds'])} seeds" if found["reached"] else "-"

@@ -30,15 +30,15 @@ class Convergence:
         ]
         return cls([point[0] for point in points], [point[1] for point in points], [point[2] for point in points])
 
-    def rounds_to(self, target: float) -> int | None:
-        """The first round after which the average reaches the target; None: never."""
-        found = self._first(target)
-        return None if found is None else self.rounds[found]
+    def rounds_to(self, target: float | None) -> int | None:
+        """The first round after which the average reaches the target; None: never, or there is no target."""
+        index = self._first(target)
+        return None if index is None else self.rounds[index]
 
-    def bytes_to(self, target: float) -> int | None:
+    def bytes_to(self, target: float | None) -> int | None:
         """What had been sent by then, up and down."""
-        found = self._first(target)
-        return None if found is None else self.bytes[found]
+        index = self._first(target)
+        return None if index is None else self.bytes[index]
 
     def convergence_round(self) -> int | None:
         """The first round whose mean with the four before it is within half a point of the best such mean."""
@@ -54,5 +54,7 @@ class Convergence:
         last = self.average[-_LAST_ROUNDS:]
         return stdev(last) if len(last) > 1 else None
 
-    def _first(self, target: float) -> int | None:
+    def _first(self, target: float | None) -> int | None:
+        if target is None:
+            return None
         return next((index for index, value in enumerate(self.average) if value >= target - 1e-12), None)

@@ -17,10 +17,10 @@ from protofed.system import die_with_parent
 
 K = TypeVar("K", bound=Hashable)
 
-Report = Callable[[str, Any], None]
-"""Tells the parent of an event and what there is to say about it."""
+Emit = Callable[[str, Any], None]
+"""Sends the parent an event: its name and content."""
 
-_PATIENCE = 5.0
+_TERMINATION_TIMEOUT = 5.0
 """Seconds that a process has to leave in good order before it is killed."""
 
 
@@ -31,21 +31,21 @@ class Ended(NamedTuple):
     exit_code: int
 
 
-def side_by_side(tasks: Mapping[K, Callable[[Report], Any]], at_once: int) -> Generator[tuple[K, str, Any], None, None]:
-    """Perform tasks in forked processes, `at_once` at a time.
+def run_tasks(tasks: Mapping[K, Callable[[Emit], Any]], max_workers: int) -> Generator[tuple[K, str, Any], None, None]:
+    """Run tasks in forked processes, at most `max_workers` at a time.
 
     Yields (key, event, content) as they come; the last event of every task is `ended`, with an `Ended`. Forking means
     that methods, models and data registered in this process exist there too, and that nothing is pickled on the way in.
     """
-    waiting = deque(tasks.items())
+    pending = deque(tasks.items())
     running: dict[Connection, tuple[K, BaseProcess]] = {}
     results: dict[K, Any] = {}
     try:
-        while waiting or running:
-            while waiting and len(running) < at_once:
-                key, task = waiting.popleft()
-                line, process = _start(task)
-                running[line] = (key, process)
+        while pending or running:
+            while pending and len(running) < max_workers:
+                key, task = pending.popleft()
+                receiver, process = _start_process(task)
+                running[receiver] = (key, process)
             for ready in wait(list(running)):
                 assert isinstance(ready, Connection)
                 key, process = running[ready]
@@ -62,52 +62,51 @@ def side_by_side(tasks: Mapping[K, Callable[[Report], Any]], at_once: int) -> Ge
                     else:
                         yield key, event, content
     finally:
-        _end([process for _, process in running.values()])
+        _terminate([process for _, process in running.values()])
 
 
-def _start(task: Callable[[Report], Any]) -> tuple[Connection, BaseProcess]:
+def _start_process(task: Callable[[Emit], Any]) -> tuple[Connection, BaseProcess]:
     context = multiprocessing.get_context("fork")
-    line, far_end = context.Pipe(duplex=False)
+    receiver, sender = context.Pipe(duplex=False)
     # Not a daemon: the workers engine starts processes of its own in there.
-    process = context.Process(target=_perform, args=(task, far_end))
+    process = context.Process(target=_process_main, args=(task, sender))
     process.start()
-    far_end.close()
-    return line, process
+    sender.close()
+    return receiver, process
 
 
-def _perform(task: Callable[[Report], Any], line: Connection) -> None:
-    """The life of a process."""
+def _process_main(task: Callable[[Emit], Any], sender: Connection) -> None:
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what ends
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     os.dup2(2, 1)  # standard output belongs to the parent
 
-    def report(event: str, content: Any) -> None:
-        line.send((event, content))
+    def emit(event: str, content: Any) -> None:
+        sender.send((event, content))
 
-    logging.root.handlers = [_Forward(report)]
+    logging.root.handlers = [_ForwardingHandler(emit)]
     with suppress(BrokenPipeError):
-        report("result", task(report))
+        emit("result", task(emit))
 
 
-class _Forward(logging.Handler):
-    """Hands log messages to the parent, which knows what is on the screen."""
+class _ForwardingHandler(logging.Handler):
+    """Sends log messages to the parent, which knows what is on the screen."""
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, emit_event: Emit) -> None:
         super().__init__()
-        self._report = report
+        self._emit_event = emit_event
 
     def emit(self, record: logging.LogRecord) -> None:
         """Only the text: what it was made of need not be picklable."""
         with suppress(BrokenPipeError):
-            self._report("log", (record.levelno, record.getMessage()))
+            self._emit_event("log", (record.levelno, record.getMessage()))
 
 
-def _end(processes: list[BaseProcess]) -> None:
-    """Ask them to leave, then see to it."""
+def _terminate(processes: list[BaseProcess]) -> None:
+    """Ask them to end, and kill those that do not."""
     for process in processes:
         process.terminate()
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + _TERMINATION_TIMEOUT
     for process in processes:
         process.join(max(0.0, deadline - time.monotonic()))
         if process.is_alive():

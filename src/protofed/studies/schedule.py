@@ -18,7 +18,8 @@ from protofed.runs.estimate import estimate_seconds, refuse_if_too_large
 from protofed.runs.options import Options, make_options
 from protofed.runs.results import Run
 from protofed.runs.run import MAY_CHANGE, run, tell
-from protofed.studies.pool import Ended, Report, side_by_side
+from protofed.studies.pool import Emit, Ended, run_tasks
+from protofed.studies.schema import MissingRun
 from protofed.system import CAN_FORK, FileLock, cores, one_thread
 
 log = logging.getLogger("protofed")
@@ -27,7 +28,7 @@ _SINGLE_PROCESS_ENGINES = ("loop", "vmap")
 
 
 @dataclass(frozen=True)
-class Job:
+class PlannedRun:
     """One run of many, in a folder named by a hash of what defines it."""
 
     label: str
@@ -62,11 +63,19 @@ class Job:
 
 
 class Outcome(NamedTuple):
-    """How a job ended; `busy`: another process is at it."""
+    """How a run ended; `busy`: another process is at it."""
 
     state: Literal["complete", "busy", "failed"]
     reason: str = ""
     trace: str = ""
+
+
+class Failure(NamedTuple):
+    """A run that was tried and ended with an error."""
+
+    title: str
+    reason: str
+    trace: str
 
 
 @dataclass(frozen=True)
@@ -89,85 +98,90 @@ class Shard:
             raise UserError(f"--shard {text}: K/N needs a K between 1 and N")
         return cls(number, of)
 
-    def own(self, jobs: Sequence[Job]) -> list[Job]:
-        """Those of the jobs, in their order, that fall to this machine."""
-        return list(jobs[self.number - 1 :: self.of])
+    def own(self, runs: Sequence[PlannedRun]) -> list[PlannedRun]:
+        """Those of the runs, in their order, that fall to this machine."""
+        return list(runs[self.number - 1 :: self.of])
 
 
 @dataclass(frozen=True)
-class Done:
-    """What came of a batch of jobs; outcomes are those that brought no result."""
+class RunOutcomes:
+    """What has come of many runs so far; `outcomes` are of those that brought no result."""
 
-    jobs: tuple[Job, ...]
+    runs: tuple[PlannedRun, ...]
     outcomes: Mapping[Path, Outcome]
 
-    def missing(self) -> list[dict[str, Any]]:
-        """The jobs without a result, and why."""
+    def missing(self) -> list[tuple[str, MissingRun]]:
+        """Label and description of every run without a result."""
+        failed = [run.path for run in self._failed()]
         return [
-            {
-                "label": job.label,
-                "seed": job.options.seed,
-                "run": job.path.name,
-                "reason": self.outcomes[job.path].reason if job.path in self.outcomes else "not done yet",
-                "failed": job in self.failed(),
-            }
-            for job in self.jobs
-            if not job.is_complete()
+            (
+                run.label,
+                {
+                    "seed": run.options.seed,
+                    "run": run.path.name,
+                    "reason": self.outcomes[run.path].reason if run.path in self.outcomes else "not done yet",
+                    "failed": run.path in failed,
+                },
+            )
+            for run in self.runs
+            if not run.is_complete()
         ]
 
-    def failed(self) -> list[Job]:
-        """The jobs that were tried and ended with an error."""
-        return [job for job in self.jobs if job.path in self.outcomes and self.outcomes[job.path].state == "failed"]
+    def failures(self) -> list[Failure]:
+        """The runs that were tried and ended with an error."""
+        return [Failure(run.title, *self.outcomes[run.path][1:]) for run in self._failed()]
+
+    def _failed(self) -> list[PlannedRun]:
+        return [run for run in self.runs if run.path in self.outcomes and self.outcomes[run.path].state == "failed"]
 
 
-def perform(
-    jobs: Sequence[Job],
+def run_unfinished(
+    runs: Sequence[PlannedRun],
     *,
-    trials: Sequence[Job] = (),
+    validate: Sequence[PlannedRun] = (),
     shard: Shard | None = None,
     callbacks: Sequence[Any] = (),
-    after_each: Callable[[Done], object] = lambda _done: None,
-) -> Done:
-    """Do what is not done yet. A run that fails is noted and the others go on.
+    after_each: Callable[[RunOutcomes], object] = lambda _outcomes: None,
+) -> RunOutcomes:
+    """Do the runs that are not complete yet. One that fails is noted and the others go on.
 
-    `trials` are assembled before anything starts, so that a mistake of the user shows at once. Callbacks are those of
-    a run, called in this process, and `runs_start(jobs, unfinished)`, `runs_estimate(seconds)` and
-    `run_failed(run, reason)`. `after_each` is
-    called whenever a run is complete, so that an interruption loses nothing.
+    Those to `validate` are assembled before anything starts, so that a mistake of the user shows at once. Callbacks
+    are those of a run, called in this process, and `runs_start(runs, unfinished)`, `runs_estimate(seconds)` and
+    `run_failed(run, reason)`. `after_each` is called whenever a run is complete, so that an interruption loses nothing.
     """
-    unique = list({job.path: job for job in jobs}.values())
-    unfinished = [job for job in (shard or Shard()).own(unique) if not job.is_complete()]
-    tried: dict[str, float] = {}
+    unique = list({run.path: run for run in runs}.values())
+    unfinished = [run for run in (shard or Shard()).own(unique) if not run.is_complete()]
+    seconds: dict[str, float] = {}
     if unfinished:
         timed = any(hasattr(callback, "runs_estimate") for callback in callbacks)
-        tried = _try_out([job for job in trials if not (job.path / "run.json").exists()], timed)
+        seconds = _validate([run for run in validate if not (run.path / "run.json").exists()], timed)
     tell(callbacks, "runs_start", unique, unfinished)
-    if tried and all(job.label in tried for job in unfinished):
-        tell(callbacks, "runs_estimate", sum(tried[job.label] for job in unfinished) / cores())
+    if seconds and all(run.label in seconds for run in unfinished):
+        tell(callbacks, "runs_estimate", sum(seconds[run.label] for run in unfinished) / cores())
     outcomes: dict[Path, Outcome] = {}
-    done = Done(tuple(jobs), outcomes)
-    said: set[str] = set()
+    so_far = RunOutcomes(tuple(runs), outcomes)
+    logged: set[str] = set()
 
-    def handle(job: Job, event: str, content: Any) -> None:
+    def handle(run: PlannedRun, event: str, content: Any) -> None:
         if event == "log":
             level, text = content
-            if text not in said:
-                log.log(level, "%s: %s", job.title, text)
-            said.add(text)
+            if text not in logged:
+                log.log(level, "%s: %s", run.title, text)
+            logged.add(text)
         elif event != "outcome":
-            tell(callbacks, event, job.run, content)
+            tell(callbacks, event, run.run, content)
         elif content.state == "complete":
-            tell(callbacks, "run_end", job.run)
-            after_each(done)
+            tell(callbacks, "run_end", run.run)
+            after_each(so_far)
         else:
-            outcomes[job.path] = content
-            tell(callbacks, "run_failed", job.run, content.reason)
+            outcomes[run.path] = content
+            tell(callbacks, "run_failed", run.run, content.reason)
 
     _run_all(unfinished, handle)
-    return done
+    return so_far
 
 
-class _Trial(NamedTuple):
+class _Validation(NamedTuple):
     """What came of assembling a run without starting it."""
 
     label: str
@@ -175,52 +189,52 @@ class _Trial(NamedTuple):
     seconds: float | None = None
 
 
-def _try_out(trials: Sequence[Job], timed: bool) -> dict[str, float]:
+def _validate(runs: Sequence[PlannedRun], timed: bool) -> dict[str, float]:
     """Assemble without starting; only mistakes of the user count, other trouble belongs to the run it happens in.
 
     Timed: the seconds that a run of each label will take on one core, where that could be found out.
     """
-    if not trials:
+    if not runs:
         return {}
     # The first one here: data that is kept once loaded is then inherited by every process.
-    tried = [_try(trials[0], timed)]
-    if CAN_FORK and trials[0].options.device == "cpu":
-        tasks = {job.path: partial(_try, job, timed) for job in trials[1:]}
-        ends = [ended for _, event, ended in side_by_side(tasks, cores()) if event == "ended"]
-        tried += [ended.result for ended in ends if ended.result is not None]
+    validated = [_validate_one(runs[0], timed)]
+    if CAN_FORK and runs[0].options.device == "cpu":
+        tasks = {run.path: partial(_validate_one, run, timed) for run in runs[1:]}
+        ends = [ended for _, event, ended in run_tasks(tasks, cores()) if event == "ended"]
+        validated += [ended.result for ended in ends if ended.result is not None]
     else:
-        tried += [_try(job, timed) for job in trials[1:]]
-    for trial in tried:
-        if trial.mistake is not None:
-            raise UserError(trial.mistake)
-    return {trial.label: trial.seconds for trial in tried if trial.seconds is not None}
+        validated += [_validate_one(run, timed) for run in runs[1:]]
+    for each in validated:
+        if each.mistake is not None:
+            raise UserError(each.mistake)
+    return {each.label: each.seconds for each in validated if each.seconds is not None}
 
 
-def _try(job: Job, timed: bool, _report: Report | None = None) -> _Trial:
+def _validate_one(run: PlannedRun, timed: bool, _emit: Emit | None = None) -> _Validation:
     try:
         with one_thread():
-            assembly = assemble(job.options, job.path / "clients")
+            assembly = assemble(run.options, run.path / "clients")
             refuse_if_too_large(assembly)
-            return _Trial(job.label, seconds=estimate_seconds(assembly) if timed else None)
+            return _Validation(run.label, seconds=estimate_seconds(assembly) if timed else None)
     except UserError as error:
-        return _Trial(job.label, str(error))
+        return _Validation(run.label, str(error))
     except Exception:
-        return _Trial(job.label)
+        return _Validation(run.label)
 
 
-def _run_all(jobs: Sequence[Job], handle: Callable[[Job, str, Any], None]) -> None:
-    """Run the jobs; their events are handled as they come, each job's last being its outcome."""
-    if not CAN_FORK or any(job.options.device != "cpu" for job in jobs):
-        for job in jobs:
-            handle(job, "outcome", _run(job, {}, partial(handle, job)))
+def _run_all(runs: Sequence[PlannedRun], handle: Callable[[PlannedRun, str, Any], None]) -> None:
+    """Do the runs; their events are handled as they come, each run's last being its outcome."""
+    if not CAN_FORK or any(run.options.device != "cpu" for run in runs):
+        for run in runs:
+            handle(run, "outcome", _do(run, {}, partial(handle, run)))
         return
-    if not jobs:
+    if not runs:
         return
-    at_once, where = places(jobs[0].options, len(jobs))
-    by_path = {job.path: job for job in jobs}
-    tasks = {path: partial(_run, job, where) for path, job in by_path.items()}
+    max_workers, overrides = allocate_cores(runs[0].options, len(runs))
+    by_path = {run.path: run for run in runs}
+    tasks = {path: partial(_do, run, overrides) for path, run in by_path.items()}
     # Closed whatever happens in a callback: that ends the processes.
-    with closing(side_by_side(tasks, at_once)) as events:
+    with closing(run_tasks(tasks, max_workers)) as events:
         for path, event, content in events:
             if isinstance(content, Ended):
                 died = Outcome("failed", f"its process ended with code {content.exit_code}")
@@ -229,32 +243,32 @@ def _run_all(jobs: Sequence[Job], handle: Callable[[Job, str, Any], None]) -> No
                 handle(by_path[path], event, content)
 
 
-def places(options: Options, runs: int) -> tuple[int, dict[str, Any]]:
+def allocate_cores(options: Options, runs: int) -> tuple[int, dict[str, Any]]:
     """How many runs at once, and what to change in their options, so that every core has one process to run."""
     total = cores()
     engine = "workers" if options.engine == "auto" and options.workers else options.engine
     if engine == "auto":
-        at_once = min(runs, total)
-        each = total // at_once
-        return at_once, {"engine": "loop"} if each == 1 else {"engine": "workers", "workers": each}
+        max_workers = min(runs, total)
+        each = total // max_workers
+        return max_workers, {"engine": "loop"} if each == 1 else {"engine": "workers", "workers": each}
     processes = 1 if engine in _SINGLE_PROCESS_ENGINES else options.workers or total
     return max(1, min(runs, total // processes)), {}
 
 
-def _run(job: Job, where: Mapping[str, Any], report: Report) -> Outcome:
+def _do(planned: PlannedRun, overrides: Mapping[str, Any], emit: Emit) -> Outcome:
     """Begin or continue one run, and say how it ended."""
     try:
-        with claimed(job.folder, job.path.name):
-            if job.is_complete():
+        with folder_lock(planned.folder, planned.path.name):
+            if planned.is_complete():
                 return Outcome("complete")
-            begun = (job.path / "run.json").exists()
-            if job.path.exists() and not begun:
+            begun = (planned.path / "run.json").exists()
+            if planned.path.exists() and not begun:
                 # Killed before it had written what it is: there is nothing to continue.
-                rest = RunFolder(job.path)
-                rest.lock()
-                rest.discard()
-            options = {**job.options.model_dump(), **where}
-            run(out=job.path, resume=begun, callbacks=[_Messenger(report)], **options)
+                remains = RunFolder(planned.path)
+                remains.lock()
+                remains.discard()
+            options = {**planned.options.model_dump(), **overrides}
+            run(out=planned.path, resume=begun, callbacks=[_EventCallback(emit)], **options)
     except InUse as error:
         return Outcome("busy", str(error))
     except UserError as error:
@@ -264,23 +278,23 @@ def _run(job: Job, where: Mapping[str, Any], report: Report) -> Outcome:
     return Outcome("complete")
 
 
-class _Messenger:
+class _EventCallback:
     """Callback of a run in a process of its own: passes on what happens."""
 
-    def __init__(self, report: Report) -> None:
-        self._report = report
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
 
     def run_start(self, _run: Run, rounds_done: int) -> None:
         """The run itself is read from its folder on the other side."""
-        self._report("run_start", rounds_done)
+        self._emit("run_start", rounds_done)
 
     def round_end(self, _run: Run, record: dict[str, Any]) -> None:
         """With its line of rounds.jsonl."""
-        self._report("round_end", record)
+        self._emit("round_end", record)
 
 
 @contextmanager
-def claimed(folder: Path, name: str, wait: bool = False) -> Iterator[None]:
+def folder_lock(folder: Path, name: str, wait: bool = False) -> Iterator[None]:
     """Inside: no other process, here or on a machine that shares the folder, is inside under this name."""
     locks = folder / ".locks"
     locks.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,5 @@
 """Search for hyper-parameters on validation data; test data is looked at once, for the winner, at the end."""
 
-import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,11 +14,12 @@ from protofed.registry import find_method, knobs, load_plugin, make_method
 from protofed.runs.options import Options, make_options
 from protofed.runs.results import Run
 from protofed.seeding import numpy_generator
-from protofed.studies.comparison import VIEWS, Failure, accuracy_over_seeds
-from protofed.studies.schedule import Done, Job, Shard, claimed, perform
+from protofed.studies.comparison import accuracy_over_seeds, domains_of_clients
+from protofed.studies.schedule import Failure, PlannedRun, RunOutcomes
+from protofed.studies.schema import VIEWS
 from protofed.studies.statistics import spread
-from protofed.system import write_atomically
-from protofed.text import markdown_table, percent
+from protofed.studies.study import run_study
+from protofed.text import Table, percent
 
 Score = Literal["last", "best"]
 
@@ -29,30 +29,40 @@ _SWEPT_OPTIONS = (
 )  # fmt: skip
 """Run options that change how a model is trained, not on whose images it is judged."""
 
-_JUDGED_BY = ("data.validation", "data.holdout", "data.min_size", "data.ensure_all_classes", "data.merge_test")
+_EVALUATION_SETTINGS = (
+    "data.validation",
+    "data.holdout",
+    "data.min_size",
+    "data.ensure_all_classes",
+    "data.merge_test",
+)
 _VALIDATION = "0.2"
 _LAST_ROUNDS = 5
-_DRAWS_PER_TRIAL = 50
+_SAMPLES_PER_TRIAL = 50
 
 
 @dataclass(frozen=True)
-class Choice:
+class CategoricalAxis:
     """A hyper-parameter and the values it may take."""
 
     key: str
     values: tuple[str, ...]
 
-    def extremes(self) -> tuple[str, ...]:
-        """Values to be tried for validity."""
+    def values_to_validate(self) -> tuple[str, ...]:
+        """Each must be valid for the axis to be."""
         return self.values
 
-    def draw(self, seed: int, index: int) -> str:
+    def sample(self, seed: int, index: int) -> str:
         """The value of one trial."""
         return self.values[int(numpy_generator(seed, "sweep", index, self.key).integers(len(self.values)))]
 
+    def text(self) -> str:
+        """As --over takes it."""
+        return _join_values(self.values)
+
 
 @dataclass(frozen=True)
-class Range:
+class RangeAxis:
     """A hyper-parameter and the interval its values are drawn from: uniformly, or uniformly in the logarithm."""
 
     key: str
@@ -61,25 +71,29 @@ class Range:
     log: bool
     whole: bool
 
-    def extremes(self) -> tuple[str, ...]:
+    def values_to_validate(self) -> tuple[str, ...]:
         """Where both ends are valid, what lies between is."""
-        return self._text(self.low), self._text(self.high)
+        return self._rounded(self.low), self._rounded(self.high)
 
-    def draw(self, seed: int, index: int) -> str:
+    def sample(self, seed: int, index: int) -> str:
         """The value of one trial."""
         rng = numpy_generator(seed, "sweep", index, self.key)
         if self.whole and not self.log:
-            return self._text(int(rng.integers(int(self.low), int(self.high) + 1)))
+            return self._rounded(int(rng.integers(int(self.low), int(self.high) + 1)))
         if self.log:
-            return self._text(math.exp(rng.uniform(math.log(self.low), math.log(self.high))))
-        return self._text(rng.uniform(self.low, self.high))
+            return self._rounded(math.exp(rng.uniform(math.log(self.low), math.log(self.high))))
+        return self._rounded(rng.uniform(self.low, self.high))
 
-    def _text(self, value: float) -> str:
+    def text(self) -> str:
+        """As --over takes it."""
+        return f"{self.low:g}..{self.high:g}{':log' if self.log else ''}{':int' if self.whole else ''}"
+
+    def _rounded(self, value: float) -> str:
         """Four digits: nobody wants to type more, and the search does not need them."""
         return str(round(value)) if self.whole else f"{value:.4g}"
 
 
-Axis = Choice | Range
+Axis = CategoricalAxis | RangeAxis
 
 
 class Sweep:
@@ -90,7 +104,7 @@ class Sweep:
         self.content = content
         self.failures = tuple(failures)
 
-    def table(self) -> tuple[list[str], list[list[str]]]:
+    def table(self) -> Table:
         """The trials, best first; validation data only."""
         keys = list(self.content["over"])
         rows = [
@@ -102,7 +116,7 @@ class Sweep:
             ]
             for trial in sorted(self.content["trials"], key=lambda trial: trial["rank"] or math.inf)
         ]
-        return ["rank", *keys, "validation", "std"], rows
+        return Table("Accuracy (%) on validation data", ["rank", *keys, "validation", "std"], rows)
 
     def winner(self) -> str:
         """One line on the best trial and what it does on test data."""
@@ -110,12 +124,12 @@ class Sweep:
         if best is None:
             return "no winner yet: not all trials are done"
         settings = ", ".join(f"{key}={value}" for key, value in best["settings"].items())
-        tested = [
+        on_test_data = [
             f"{percent(best['test'][view]['average']['mean'])} % ({view} view)"
             for view in VIEWS
             if best["test"][view] is not None
         ]
-        return f"best: {settings}; on test data {', '.join(tested)}"
+        return f"best: {settings}; on test data {', '.join(on_test_data)}"
 
     def missing(self) -> list[str]:
         """A line for every run without a result."""
@@ -129,7 +143,7 @@ class Sweep:
             f"# Sweep of {content['method']}",
             f"Accuracy in % on {100 * float(content['validation']):.0f} % of each client's training images, which are "
             f"kept from training; {how}; seeds {', '.join(map(str, content['seeds']))}.",
-            markdown_table(*self.table()),
+            self.table().markdown(),
         ]
         if content["missing"]:
             blocks += ["**Not complete.** Missing:", "\n".join(f"- {line}" for line in self.missing())]
@@ -162,91 +176,88 @@ def sweep(
         load_plugin(plugin)
     if score not in ("last", "best"):
         raise unknown_name("score", score, ("last", "best"))
-    axes = _axes(over, base, options)
+    axes = _parse_axes(over, base, options)
     seeds = list(dict.fromkeys(seeds)) if seeds else [base.seed]
     folder = Path(out)
-    validation = base.set.get("data.validation", _VALIDATION)
-    if validation.strip("0.") == "":
-        raise UserError("a sweep needs validation data; set data.validation above 0, or leave it at 0.2")
-    # A preset must not bring test images in.
-    base = base.model_copy(update={"set": {"data.merge_test": "false", **base.set, "data.validation": validation}})
-    trials = _drawn(axes, random, base.seed) if random is not None else _grid(axes)
-    jobs = {index: [_job(folder, base, settings, seed) for seed in seeds] for index, settings in enumerate(trials)}
-    about = {
+    base = _with_validation(base)
+    trials = _random_trials(axes, random, base.seed) if random is not None else _grid(axes)
+    runs = [[_planned_run(folder, base, settings, seed) for seed in seeds] for settings in trials]
+    conditions = {
         "method": method,
-        "over": {axis.key: _as_text(axis) for axis in axes},
+        "over": {axis.key: axis.text() for axis in axes},
         "random": random,
         "score": score,
-        "validation": validation,
+        "validation": base.set["data.validation"],
         "seeds": seeds,
         "options": base.model_dump(),
     }
 
-    def write(done: Done) -> Sweep:
-        with claimed(folder, "sweep", wait=True):
-            missing = [{"trial": entry.pop("label"), **entry} for entry in done.missing()]
-            entries = _ranked([_trial(settings, jobs[index], score) for index, settings in enumerate(trials)])
-            over_yet = all(entry["failed"] for entry in missing)
-            content = {
-                **about,
-                "trials": entries,
-                "best": _best(entries, jobs, score) if over_yet else None,
-                "complete": not missing,
-                "missing": missing,
-            }
-            failures = [Failure(job.title, *done.outcomes[job.path][1:]) for job in done.failed()]
-            result = Sweep(folder, content, failures)
-            write_atomically(folder / "sweep.json", json.dumps(content, indent=2).encode() + b"\n")
-            write_atomically(folder / "sweep.md", result.markdown().encode())
-        return result
+    def result(outcomes: RunOutcomes) -> Sweep:
+        entries = _ranked([_trial(settings, own, score) for settings, own in zip(trials, runs, strict=True)])
+        content = {**conditions, **_results(entries, runs, score, outcomes)}
+        return Sweep(folder, content, outcomes.failures())
 
-    return write(
-        perform(
-            # Seed by seed, so that every trial has a score before any has its second.
-            [jobs[index][position] for position in range(len(seeds)) for index in jobs],
-            trials=[_job(folder, base, settings, seeds[0]) for settings in _one_at_a_time(axes)],
-            shard=Shard.parse(shard),
-            callbacks=list(callbacks),
-            after_each=write,
-        )
+    return run_study(
+        folder,
+        "sweep",
+        # Seed by seed, so that every trial has a score before any has its second.
+        [own[position] for position in range(len(seeds)) for own in runs],
+        result,
+        validate=[_planned_run(folder, base, settings, seeds[0]) for settings in _one_at_a_time(axes)],
+        shard=shard,
+        callbacks=callbacks,
     )
 
 
-def _axes(over: Mapping[str, Any] | Sequence[str], base: Options, given: Mapping[str, Any]) -> list[Axis]:
+def _with_validation(base: Options) -> Options:
+    """The same options with some training images kept for validation."""
+    validation = base.set.get("data.validation", _VALIDATION)
+    if validation.strip("0.") == "":
+        raise UserError("a sweep needs validation data; set data.validation above 0, or leave it at 0.2")
+    # A preset must not bring test images in.
+    return base.model_copy(update={"set": {"data.merge_test": "false", **base.set, "data.validation": validation}})
+
+
+def _parse_axes(over: Mapping[str, Any] | Sequence[str], base: Options, given: Mapping[str, Any]) -> list[Axis]:
     """What is searched; each key must be something that training takes and that is not set already."""
-    texts = [f"{key}={_listed(value)}" for key, value in over.items()] if isinstance(over, Mapping) else list(over)
-    axes = [_axis(text) for text in texts]
+    texts = [f"{key}={_join_values(value)}" for key, value in over.items()] if isinstance(over, Mapping) else list(over)
+    axes = [_parse_axis(text) for text in texts]
     if not axes:
         raise UserError("there is nothing to sweep over; give --over KEY=V1,V2 at least once")
     known = {knob.name for knob in knobs(find_method(base.method))}
-    for axis in axes:
-        if [other.key for other in axes].count(axis.key) > 1:
-            raise UserError(f"--over {axis.key} is given more than once; put all its values into one")
-        if axis.key in _JUDGED_BY:
-            raise UserError(f"--over {axis.key}: trials must be judged by the same images; fix it with --set")
-        if not axis.key.startswith(("model.", "data.")) and axis.key not in (*known, *_SWEPT_OPTIONS):
+    keys = [axis.key for axis in axes]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise UserError(f"--over {key} is given more than once; put all its values into one")
+        if key in _EVALUATION_SETTINGS:
+            raise UserError(f"--over {key}: trials must be judged by the same images; fix it with --set")
+        if not key.startswith(("model.", "data.")) and key not in (*known, *_SWEPT_OPTIONS):
             raise unknown_name(
-                f"hyper-parameter of {base.method} or option of training", axis.key, [*known, *_SWEPT_OPTIONS]
+                f"hyper-parameter of {base.method} or option of training", key, [*known, *_SWEPT_OPTIONS]
             )
-        if axis.key in base.set or (axis.key in given and axis.key not in known):
-            raise UserError(f"{axis.key} is swept over, so it cannot have a fixed value as well")
+        if key in base.set or (key in given and key not in known):
+            raise UserError(f"{key} is swept over, so it cannot have a fixed value as well")
     return axes
 
 
-def _axis(text: str) -> Axis:
+def _parse_axis(text: str) -> Axis:
     """KEY=V1,V2 (or V1;V2 where values have commas), or KEY=LOW..HIGH[:log][:int]."""
     key, equals, values = (part.strip() for part in text.partition("="))
     if not (key and equals and values):
         raise UserError(f"--over takes KEY=V1,V2 or KEY=LOW..HIGH, not {text!r}")
-    form = re.fullmatch(r"(?P<low>[^:]+?)\.\.(?P<high>[^:]+)(?P<how>(:log|:int)*)", values)
-    if form is None:
-        listed = [value.strip() for value in values.split(";" if ";" in values else ",")]
-        if not all(listed):
-            raise UserError(f"--over {text}: there is an empty value")
-        return Choice(key, tuple(dict.fromkeys(listed)))
-    log, whole = ":log" in form["how"], ":int" in form["how"]
+    if match := re.fullmatch(r"([^:]+?)\.\.([^:]+)((?::log|:int)*)", values):
+        return _parse_range(text, key, *match.groups())
+    choices = [value.strip() for value in values.split(";" if ";" in values else ",")]
+    if not all(choices):
+        raise UserError(f"--over {text}: there is an empty value")
+    return CategoricalAxis(key, tuple(dict.fromkeys(choices)))
+
+
+def _parse_range(text: str, key: str, first: str, last: str, flags: str) -> RangeAxis:
+    """`text` is the whole of it, for messages."""
+    log, whole = ":log" in flags, ":int" in flags
     try:
-        low, high = float(form["low"]), float(form["high"])
+        low, high = float(first), float(last)
     except ValueError:
         raise UserError(f"--over {text}: a range is LOW..HIGH, two numbers, and then :log or :int") from None
     if not (low < high and math.isfinite(low) and math.isfinite(high)) or (log and low <= 0):
@@ -255,60 +266,62 @@ def _axis(text: str) -> Axis:
         )
     if whole and not (low.is_integer() and high.is_integer()):
         raise UserError(f"--over {text}: with :int both ends are whole numbers")
-    return Range(key, low, high, log, whole)
+    return RangeAxis(key, low, high, log, whole)
 
 
 def _grid(axes: Sequence[Axis]) -> list[dict[str, str]]:
     """Every combination; the last hyper-parameter changes fastest."""
+    values: list[tuple[str, ...]] = []
     for axis in axes:
-        if isinstance(axis, Range):
-            raise UserError(f"--over {_as_text(axis)} is a range; give --random N to draw from it")
+        if isinstance(axis, RangeAxis):
+            raise UserError(f"--over {axis.text()} is a range; give --random N to draw from it")
+        values.append(axis.values)
     keys = [axis.key for axis in axes]
-    return [dict(zip(keys, values, strict=True)) for values in product(*(axis.extremes() for axis in axes))]
+    return [dict(zip(keys, combination, strict=True)) for combination in product(*values)]
 
 
-def _drawn(axes: Sequence[Axis], wanted: int, seed: int) -> list[dict[str, str]]:
+def _random_trials(axes: Sequence[Axis], wanted: int, seed: int) -> list[dict[str, str]]:
     """Different combinations, each drawn by its number alone; fewer where there are no more."""
     if wanted < 1:
         raise UserError(f"--random {wanted}: give the number of trials, at least 1")
-    found: list[dict[str, str]] = []
-    for index in islice(count(), wanted * _DRAWS_PER_TRIAL):
-        settings = {axis.key: axis.draw(seed, index) for axis in axes}
-        if settings not in found:
-            found.append(settings)
-        if len(found) == wanted:
+    trials: list[dict[str, str]] = []
+    for index in islice(count(), wanted * _SAMPLES_PER_TRIAL):
+        settings = {axis.key: axis.sample(seed, index) for axis in axes}
+        if settings not in trials:
+            trials.append(settings)
+        if len(trials) == wanted:
             break
-    return found
+    return trials
 
 
 def _one_at_a_time(axes: Sequence[Axis]) -> Iterator[dict[str, str]]:
     """Combinations in which every value occurs, to be tried for validity."""
-    first = {axis.key: axis.extremes()[0] for axis in axes}
+    first = {axis.key: axis.values_to_validate()[0] for axis in axes}
     yield first
     for axis in axes:
-        for value in axis.extremes()[1:]:
+        for value in axis.values_to_validate()[1:]:
             yield {**first, axis.key: value}
 
 
-def _job(folder: Path, base: Options, settings: Mapping[str, str], seed: int) -> Job:
+def _planned_run(folder: Path, base: Options, settings: Mapping[str, str], seed: int) -> PlannedRun:
     """One trial with one seed; where method and training have a setting of the same name, the method's is meant."""
     known = {knob.name for knob in knobs(find_method(base.method))}
     own = {key: value for key, value in settings.items() if key in known or "." in key}
     make_method(find_method(base.method), {key: value for key, value in own.items() if "." not in key})
     options = {**base.model_dump(), **{key: value for key, value in settings.items() if key not in own}}
     label = ", ".join(f"{key}={value}" for key, value in settings.items())
-    return Job(label, folder, make_options({**options, "set": {**base.set, **own}, "seed": seed}))
+    return PlannedRun(label, folder, make_options({**options, "set": {**base.set, **own}, "seed": seed}))
 
 
-def _trial(settings: Mapping[str, str], jobs: Sequence[Job], score: Score) -> dict[str, Any]:
-    """A trial's place in sweep.json; without a score unless all its seeds are complete."""
-    complete = all(job.is_complete() for job in jobs)
-    scores = [_score(job.run, score) for job in jobs] if complete else []
+def _trial(settings: Mapping[str, str], runs: Sequence[PlannedRun], score: Score) -> dict[str, Any]:
+    """A trial's entry in sweep.json; without a score unless all its seeds are complete."""
+    complete = all(each.is_complete() for each in runs)
+    scores = [_score(each.run, score) for each in runs] if complete else []
     return {
         "settings": dict(settings),
         "validation": spread(scores) if scores else None,
         "rank": None,
-        "runs": [job.path.name for job in jobs],
+        "runs": [each.path.name for each in runs],
     }
 
 
@@ -328,23 +341,36 @@ def _ranked(trials: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{**trial, "rank": ranks.get(index)} for index, trial in enumerate(trials)]
 
 
+def _results(
+    trials: Sequence[Mapping[str, Any]], runs: Sequence[Sequence[PlannedRun]], score: Score, outcomes: RunOutcomes
+) -> dict[str, Any]:
+    """What sweep.json says about the trials; there is no best one while runs are still to come."""
+    missing = [{"trial": label, **entry} for label, entry in outcomes.missing()]
+    over = all(entry["failed"] for entry in missing)
+    return {
+        "trials": trials,
+        "best": _best(trials, runs, score) if over else None,
+        "complete": not missing,
+        "missing": missing,
+    }
+
+
 def _best(
-    trials: Sequence[Mapping[str, Any]], jobs: Mapping[int, Sequence[Job]], score: Score
+    trials: Sequence[Mapping[str, Any]], runs: Sequence[Sequence[PlannedRun]], score: Score
 ) -> dict[str, Any] | None:
     """The winner, and the one look at test data."""
     winner = next((index for index, trial in enumerate(trials) if trial["rank"] == 1), None)
     if winner is None:
         return None
-    runs = [job.run for job in jobs[winner]]
-    found = [run.summary["accuracy" if score == "last" else "accuracy_best_validation"] for run in runs]
-    clients = runs[0].config["partition"]["clients"]
-    domain_of = {client: entry["domain"] for client, entry in clients.items()}
+    own = [each.run for each in runs[winner]]
+    accuracies = [run.summary["accuracy" if score == "last" else "accuracy_best_validation"] for run in own]
+    domain_of = domains_of_clients(own[0])
     return {
         "settings": trials[winner]["settings"],
         "validation": trials[winner]["validation"],
         "test": {
-            view: accuracy_over_seeds([each[view] for each in found], domain_of if view == "personal" else {})
-            if found[0][view] is not None
+            view: accuracy_over_seeds([each[view] for each in accuracies], domain_of if view == "personal" else {})
+            if accuracies[0][view] is not None
             else None
             for view in VIEWS
         },
@@ -352,15 +378,9 @@ def _best(
     }
 
 
-def _listed(values: Any) -> str:
+def _join_values(values: Any) -> str:
     """Values given in Python, as the command line has them."""
     if isinstance(values, str):
         return values
     texts = [str(value) for value in values]
     return (";" if any("," in text for text in texts) else ",").join(texts)
-
-
-def _as_text(axis: Axis) -> str:
-    if isinstance(axis, Choice):
-        return _listed(axis.values)
-    return f"{axis.low:g}..{axis.high:g}{':log' if axis.log else ''}{':int' if axis.whole else ''}"

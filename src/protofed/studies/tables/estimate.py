@@ -7,8 +7,9 @@ from typing import Any
 
 from protofed.clients.trial import Trial
 from protofed.runs.estimate import WEIGHT_COPIES, samples_of_run
+from protofed.studies.schema import Scale
 from protofed.studies.tables.fixtures import fixture
-from protofed.studies.tables.preset import Preset, Row, Scale
+from protofed.studies.tables.preset import Preset, PublishedRow
 from protofed.studies.tables.traffic import traffic
 from protofed.system import cores
 
@@ -36,10 +37,10 @@ class Estimate:
 
 
 def estimate_row(
-    preset: Preset, row: Row, dataset: str, scale: Scale, options: Mapping[str, Any], *, runs: int
+    preset: Preset, row: PublishedRow, dataset: str, scale: Scale, given: Mapping[str, Any], *, runs: int
 ) -> Estimate:
     """Assemble one row on generated images, let one client train on one batch, and scale up."""
-    with fixture(preset, dataset, scale, row.method, options) as ready:
+    with fixture(preset, row, dataset, scale, given) as ready:
         cost = Trial(ready.assembly.prepared).sample_cost()
         plan, sizes = ready.assembly.context.plan, ready.sizes
         sent = traffic(ready.assembly, sizes)

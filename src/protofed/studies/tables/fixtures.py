@@ -16,11 +16,13 @@ import torch
 from protofed.clients.trial import trial_batch
 from protofed.data import Dataset, Domain, Images, Normalise, Partition, make_partition
 from protofed.data.catalog import data_options
+from protofed.registry import find_method, knobs
 from protofed.runs.assembly import Assembly, assemble
 from protofed.runs.options import Options, make_options
-from protofed.studies.tables.preset import Preset, Scale
+from protofed.studies.schema import Scale
+from protofed.studies.tables.preset import Preset, PublishedRow
 
-_OF_THE_PARTITION = ("protocol", "clients", "fraction", "samples_per_client")
+_PARTITION_OPTIONS = ("protocol", "clients", "fraction", "samples_per_client", "seed")
 
 
 @dataclass(frozen=True)
@@ -39,14 +41,16 @@ class Fixture:
 
 
 @contextmanager
-def fixture(preset: Preset, dataset: str, scale: Scale, method: str, options: Mapping[str, Any]) -> Iterator[Fixture]:
-    """Inside: a method of a table, assembled; the options are those of its run, of which the data are replaced."""
+def fixture(
+    preset: Preset, row: PublishedRow, dataset: str, scale: Scale, given: Mapping[str, Any]
+) -> Iterator[Fixture]:
+    """Inside: a row of a table, assembled with its first condition and the user's options, on generated images."""
     declared, classes = preset.images(dataset, scale), preset.suite.data[dataset].classes
-    chosen = make_options({**options, "method": method})
-    partition = real_partition(preset, dataset, scale, chosen)
-    own = [f"data.{key}" for key in data_options(chosen.data)]
+    options = row_options(preset, row, dataset, scale, given)
+    partition = real_partition(preset, dataset, scale, options)
+    own = [f"data.{key}" for key in data_options(options.data)]
     per_domain = _clients_per_domain(partition, list(declared.images))
-    each = max(classes, trial_batch(declared.shape, chosen.batch))
+    each = max(classes, trial_batch(declared.shape, options.batch))
     with tempfile.TemporaryDirectory(prefix="protofed-fixture-") as temporary:
         folder = Path(temporary) / dataset
         folder.mkdir()
@@ -61,13 +65,13 @@ def fixture(preset: Preset, dataset: str, scale: Scale, method: str, options: Ma
             "samples_per_client": None,
             "image_size": None,
             "engine": "loop",
-            "set": {key: value for key, value in chosen.set.items() if key not in own},
+            "set": {key: value for key, value in options.set.items() if key not in own},
         }
         # A few pictures cannot be dealt out with strong skew so that every client has some of them.
         if partition.protocol.startswith(("dirichlet", "shards")):
             replaced |= {"protocol": f"iid={len(partition.clients)}", "clients": None}
-        few = make_options({**chosen.model_dump(), **replaced})
-        assembly = assemble(few, Path(temporary) / "clients")
+        generated = make_options({**options.model_dump(), **replaced})
+        assembly = assemble(generated, Path(temporary) / "clients")
         pooled = partition.pooled() if assembly.context.method.pools_data else partition
         yield Fixture(assembly, pooled, sum(test for _, test in declared.images.values()))
 
@@ -85,9 +89,26 @@ def real_partition(preset: Preset, dataset: str, scale: Scale, options: Options)
     }
     named = tuple(f"class{k}" for k in range(classes))
     holdout = float(options.settings_for("data").get("holdout", 0.2))
-    chosen = {key: getattr(options, key) for key in _OF_THE_PARTITION}
-    blank = Dataset(dataset, named, domains, Normalise.default(1))
-    return make_partition(blank, **chosen, holdout=holdout, seed=options.seed)
+    return partition_of(Dataset(dataset, named, domains, Normalise.default(1)), options, holdout)
+
+
+def partition_of(dataset: Dataset, options: Options, holdout: float) -> Partition:
+    """Images dealt out as the options say; clients keep the share `holdout` for tests of their own."""
+    return make_partition(dataset, **{key: getattr(options, key) for key in _PARTITION_OPTIONS}, holdout=holdout)
+
+
+def row_options(preset: Preset, row: PublishedRow, dataset: str, scale: Scale, given: Mapping[str, Any]) -> Options:
+    """The options of a run of one row under its first condition."""
+    condition = next(iter(preset.conditions(dataset, scale).values()))
+    options = preset.run_options(dataset, scale, condition, given, row.options, {"set": row.set})
+    cls = find_method(row.method)
+    known = {knob.name for knob in knobs(cls)}
+    settings = {key.removeprefix(f"{row.method}."): value for key, value in options["set"].items()}
+    options["set"] = {
+        key: value for key, value in settings.items() if key in known or key.startswith(("model.", "data."))
+    }
+    named = preset.suite.data[dataset].preset
+    return make_options({**({"preset": named} if named in cls.presets else {}), **options, "method": row.method})
 
 
 def _clients_per_domain(partition: Partition, domains: list[str]) -> dict[str, int]:

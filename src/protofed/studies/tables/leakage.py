@@ -15,20 +15,20 @@ FIGURES = {"FID": "fid", "max SSIM": "ssim_max", "min L2": "rms_min", "mean SSIM
 
 def leakage(runs: Sequence[Run]) -> dict[str, Any] | None:
     """The figures of embeddings that were sent, mean over runs; None before there is one."""
-    found = [_sent(_audit_of(run)) for run in runs]
-    if not found:
+    audits = [_embeddings_audit(_read_or_audit(run)) for run in runs]
+    if not audits:
         return None
     return {
-        "label": found[0]["label"],
+        "label": audits[0]["label"],
         "figures": {
-            column: mean(values) if None not in (values := [each["mean"][key] for each in found]) else None
+            column: mean(values) if None not in (values := [each["mean"][key] for each in audits]) else None
             for column, key in FIGURES.items()
         },
     }
 
 
-def _audit_of(run: Run) -> dict[str, Any]:
-    """What was found before, or an audit now."""
+def _read_or_audit(run: Run) -> dict[str, Any]:
+    """The audit in the run's folder, or one made now."""
     stored = run.path / "audit" / "audit.json"
     if stored.is_file():
         try:
@@ -39,7 +39,7 @@ def _audit_of(run: Run) -> dict[str, Any]:
     return audit(run.path)
 
 
-def _sent(content: Mapping[str, Any]) -> dict[str, Any]:
+def _embeddings_audit(content: Mapping[str, Any]) -> dict[str, Any]:
     """The embeddings that travelled; in a run without kept messages, those the models give."""
     by_source = {entry["source"]: entry for entry in content["reconstruction"]}
     entry = by_source.get("sent") or by_source.get("computed")

@@ -5,7 +5,7 @@ trains on each data set at two scales, and lists the rows of the table with the 
 """
 
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -14,21 +14,19 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from protofed.errors import unknown_name
+from protofed.studies.schema import Scale, View
 
 SCALES = ("lite", "paper")
 
-Scale = Literal["lite", "paper"]
-View = Literal["global", "personal"]
 
-
-class _Declared(BaseModel):
-    """Base of all that is declared in a file; a key that means nothing is a mistake."""
+class _TomlModel(BaseModel):
+    """Base of all that TOML files declare; an unknown key is a mistake."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Images(_Declared):
-    """A data set at one scale: its name, its shape as a model sees it, and how much it holds."""
+class DatasetAtScale(_TomlModel):
+    """A data set of a suite at one scale: its name, its shape as a model sees it, and how much it holds."""
 
     data: str | None = None
     options: dict[str, Any] = {}
@@ -38,8 +36,8 @@ class Images(_Declared):
     """Training and test images of each domain, in the order of the paper's columns."""
 
 
-class Data(_Declared):
-    """A data set of a suite."""
+class SuiteDataset(_TomlModel):
+    """A data set of a suite at both scales."""
 
     title: str
     """What the paper calls it."""
@@ -47,20 +45,20 @@ class Data(_Declared):
     preset: str | None = None
     """The named hyper-parameters for this data set, for methods that have them."""
     options: dict[str, Any] = {}
-    lite: Images
-    paper: Images
+    lite: DatasetAtScale
+    paper: DatasetAtScale
 
 
-class Suite(_Declared):
+class TrainingSuite(_TomlModel):
     """How a paper trains, on which data."""
 
     options: dict[str, Any] = {}
     scale: dict[Scale, dict[str, Any]] = {}
     """Options that differ between the two."""
-    data: dict[str, Data]
+    data: dict[str, SuiteDataset]
 
 
-class Row(_Declared):
+class PublishedRow(_TomlModel):
     """One row of a table: a method, or a variant of one."""
 
     method: str
@@ -80,7 +78,7 @@ class Row(_Declared):
         return self.name or self.method
 
 
-class Over(_Declared):
+class ConditionAxis(_TomlModel):
     """One run for each of several values: each left-out domain, each degree of label skew."""
 
     values: list[str] | Literal["domains"] | dict[Scale, list[str] | Literal["domains"]]
@@ -94,7 +92,7 @@ class Over(_Declared):
         return domains if values == "domains" else list(values)
 
 
-class Drawing(_Declared):
+class FigureDrawing(_TomlModel):
     """What is drawn of the runs of a figure, once they are done."""
 
     kind: Literal["embeddings", "explanations"]
@@ -107,13 +105,13 @@ class Drawing(_Declared):
     hausdorff: bool = False
 
 
-class PerData(_Declared):
+class DatasetOverrides(_TomlModel):
     """What a table changes about one data set of its suite."""
 
     options: dict[str, Any] = {}
 
 
-class Preset(_Declared):
+class Preset(_TomlModel):
     """One table or figure."""
 
     paper: str
@@ -121,23 +119,23 @@ class Preset(_Declared):
     title: str
     kind: Literal["accuracy", "curves", "leakage", "parameters", "traffic", "partition"] = "accuracy"
     suite_name: str = Field(alias="suite")
-    suite: Suite = Field(alias="loaded_suite")
+    suite: TrainingSuite = Field(alias="loaded_suite")
     datasets: list[str]
-    rows: list[Row] = []
+    rows: list[PublishedRow] = []
     views: list[View] = ["global"]
     value: Literal["average", "pooled", "held_out"] = "average"
     """What stands for a run: the mean over domains or clients, all test images together, or the domain left out."""
     per_domain: bool = True
-    over: Over | None = None
+    over: ConditionAxis | None = None
     columns: list[str] = []
     """Of a table that holds other figures than accuracies."""
     baseline: str = "fedavg"
     seeds: dict[Scale, list[int]] = {"lite": [0], "paper": [0, 1, 2]}
     options: dict[str, Any] = {}
     scale: dict[Scale, dict[str, Any]] = {}
-    data: dict[str, PerData] = {}
+    data: dict[str, DatasetOverrides] = {}
     notes: list[str] = []
-    draw: Drawing | None = None
+    draw: FigureDrawing | None = None
 
     @property
     def name(self) -> str:
@@ -153,7 +151,7 @@ class Preset(_Declared):
         """Bytes are always those of the paper's own model: they cost no training."""
         return "paper" if self.kind in ("parameters", "traffic") else scale
 
-    def images(self, dataset: str, scale: Scale) -> Images:
+    def images(self, dataset: str, scale: Scale) -> DatasetAtScale:
         """What a data set is at a scale."""
         return self.suite.data[dataset].paper if scale == "paper" else self.suite.data[dataset].lite
 
@@ -179,7 +177,7 @@ class Preset(_Declared):
         return {name: options for name, options in known.items() if not names or name in names}
 
     def run_options(self, dataset: str, scale: Scale, *more: Mapping[str, Any]) -> dict[str, Any]:
-        """The options of a run on a data set, later sources over earlier ones: suite, data set, table, `more`."""
+        """The options of a run on a data set, later sources override earlier ones: suite, data set, table, `more`."""
         known, images = self.suite.data[dataset], self.images(dataset, scale)
         of_suite = (self.suite.options, self.suite.scale.get(scale, {}))
         of_data = (
@@ -187,8 +185,8 @@ class Preset(_Declared):
             known.options,
             images.options,
         )
-        of_table = (self.options, self.scale.get(scale, {}), self.data.get(dataset, PerData()).options)
-        return merged(*of_suite, *of_data, *of_table, *more)
+        of_table = (self.options, self.scale.get(scale, {}), self.data.get(dataset, DatasetOverrides()).options)
+        return merge_options(*of_suite, *of_data, *of_table, *more)
 
     def selected_datasets(self, names: Sequence[str] | None) -> list[str]:
         """All data sets, or those asked for."""
@@ -197,7 +195,7 @@ class Preset(_Declared):
                 raise unknown_name(f"data set of {self.name}", name, self.datasets)
         return [name for name in self.datasets if not names or name in names]
 
-    def selected_rows(self, names: Sequence[str] | None) -> list[Row]:
+    def selected_rows(self, names: Sequence[str] | None) -> list[PublishedRow]:
         """All rows, or those asked for: a row by its title, all variants by the name of their method."""
         titles = {row.title for row in self.rows}
         known = titles | {row.method for row in self.rows}
@@ -208,11 +206,10 @@ class Preset(_Declared):
         return [row for row in self.rows if not names or row.title in names or row.method in by_method]
 
 
-def merged(*sources: Mapping[str, Any]) -> dict[str, Any]:
-    """Options from several places, of which later ones go before earlier ones.
+def merge_options(*sources: Mapping[str, Any]) -> dict[str, Any]:
+    """Options from several sources, of which later ones override earlier ones.
 
-    `set` is merged key by key; an empty text takes an option away; another model takes the settings of the one before
-    away.
+    `set` is merged key by key; an empty text removes an option; another model removes the settings of the one before.
     """
     result: dict[str, Any] = {}
     settings: dict[str, Any] = {}
@@ -226,7 +223,7 @@ def merged(*sources: Mapping[str, Any]) -> dict[str, Any]:
 
 def preset_names() -> list[str]:
     """PAPER.TABLE of every preset."""
-    return sorted(_preset_files(), key=_in_reading_order)
+    return sorted(_preset_files(), key=_natural_order)
 
 
 @cache
@@ -258,15 +255,8 @@ def _read(file: Traversable) -> dict[str, Any]:
     return tomllib.loads(file.read_text(encoding="utf-8"))
 
 
-def _in_reading_order(name: str) -> tuple[str, str, int]:
+def _natural_order(name: str) -> tuple[str, str, int]:
     """Figure 10 after figure 9."""
     paper, _, table = name.partition(".")
     digits = "".join(filter(str.isdigit, table))
     return paper, table.removesuffix(digits), int(digits or 0)
-
-
-def listed(names: str | Iterable[str] | None) -> list[str] | None:
-    """Names as a user gives them: a,b or a list; None for all."""
-    if names is None:
-        return None
-    return [part.strip() for part in names.split(",") if part.strip()] if isinstance(names, str) else list(names)

@@ -1,25 +1,26 @@
 """What came of reproducing a table: ours beside the paper's, for people and as comparison.json."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from protofed.studies.comparison import Failure
-from protofed.studies.tables.preset import Preset, View
-from protofed.text import markdown_table
-
-
-class Table(NamedTuple):
-    """One table as a person reads it."""
-
-    title: str
-    columns: list[str]
-    rows: list[list[str]]
+from protofed.studies.schedule import Failure
+from protofed.studies.schema import (
+    ComputedBlock,
+    ReproducedMethod,
+    ReproducedView,
+    ReproductionContent,
+    TrainedBlock,
+    View,
+    is_trained,
+)
+from protofed.studies.tables.preset import Preset
+from protofed.text import Table, percent
 
 
 class Reproduction:
     """What came out: the content of comparison.json, and tables of it."""
 
-    def __init__(self, preset: Preset, content: dict[str, Any], failures: Sequence[Failure] = ()) -> None:
+    def __init__(self, preset: Preset, content: ReproductionContent, failures: Sequence[Failure] = ()) -> None:
         self.preset = preset
         self.content = content
         self.failures = tuple(failures)
@@ -32,8 +33,8 @@ class Reproduction:
             for table in self._tables_of(self.preset.suite.data[dataset].title, block)
         ]
 
-    def _tables_of(self, title: str, block: dict[str, Any]) -> list[Table]:
-        if not self.preset.trains:
+    def _tables_of(self, title: str, block: TrainedBlock | ComputedBlock) -> list[Table]:
+        if not is_trained(block):
             return [Table(title, block["columns"], [[_plain(cell) for cell in row] for row in block["rows"]])]
         tables = [self._view_table(title, view, block["methods"]) for view in self.preset.views]
         if self.preset.kind == "curves":
@@ -42,22 +43,13 @@ class Reproduction:
             tables.insert(0, _leakage_table(title, block["methods"]))
         return [table for table in tables if table.rows]
 
-    def _view_table(self, title: str, view: View, methods: Mapping[str, Any]) -> Table:
-        shown = {name: entry for name, entry in methods.items() if entry[view] is not None}
-        columns = list(next(iter(shown.values()))[view]["columns"]) if shown else []
-        rows = []
-        for name, entry in shown.items():
-            ours, paper = entry[view], (entry["paper"] or {}).get(view, {})
-            test = ours["test"]
-            rows.append(
-                [
-                    name,
-                    *(_beside(ours["columns"][column]["mean"], paper.get(column)) for column in columns),
-                    _beside(ours["average"]["mean"], paper.get("average")),
-                    "-" if ours["average"]["std"] is None else f"{100 * ours['average']['std']:.2f}",
-                    "-" if test is None or test["p_holm"] is None else f"{test['p_holm']:.3f}",
-                ]
-            )
+    def _view_table(self, title: str, view: View, methods: Mapping[str, ReproducedMethod]) -> Table:
+        shown = {name: ours for name, entry in methods.items() if (ours := entry[view]) is not None}
+        columns = list(next(iter(shown.values()))["columns"]) if shown else []
+        rows = [
+            [name, *_accuracy_cells(ours, columns, (methods[name]["paper"] or {}).get(view, {}))]
+            for name, ours in shown.items()
+        ]
         measure = "average" if self.preset.over is not None else self.preset.value.replace("_", " ")
         heading = f"{title}, {view} view: accuracy in %, in brackets the paper's"
         return Table(heading, ["method", *columns, measure, "std", f"p vs {self.content['baseline']} (Holm)"], rows)
@@ -69,13 +61,24 @@ class Reproduction:
             about += f" Seeds: {', '.join(map(str, self.content['seeds']))}."
         blocks = [f"# {self.preset.name}: {self.preset.title}", about]
         for table in self.tables():
-            blocks += [f"## {table.title}", markdown_table(table.columns, table.rows)]
+            blocks += [f"## {table.title}", table.markdown()]
         if self.preset.notes:
             blocks.append("\n".join(f"- {note}" for note in self.preset.notes))
         return "\n\n".join(blocks) + "\n"
 
 
-def _curve_table(title: str, methods: Mapping[str, Any], points: int = 10) -> Table:
+def _accuracy_cells(ours: ReproducedView, columns: Sequence[str], paper: Mapping[str, float]) -> list[str]:
+    """One row: every column, the average, its spread and the p-value."""
+    test = ours["test"]
+    return [
+        *(_beside(ours["columns"][column]["mean"], paper.get(column)) for column in columns),
+        _beside(ours["average"]["mean"], paper.get("average")),
+        percent(ours["average"]["std"]),
+        "-" if test is None or test["p_holm"] is None else f"{test['p_holm']:.3f}",
+    ]
+
+
+def _curve_table(title: str, methods: Mapping[str, ReproducedMethod], points: int = 10) -> Table:
     """Some rounds of the curves; all of them are in comparison.json."""
     curves = {name: dict(entry["curve"]) for name, entry in methods.items() if entry["curve"]}
     rounds = sorted({number for curve in curves.values() for number in curve})
@@ -85,21 +88,16 @@ def _curve_table(title: str, methods: Mapping[str, Any], points: int = 10) -> Ta
     return Table(f"{title}: average accuracy in % after round", ["method", *map(str, picked)], rows)
 
 
-def _leakage_table(title: str, methods: Mapping[str, Any]) -> Table:
+def _leakage_table(title: str, methods: Mapping[str, ReproducedMethod]) -> Table:
     """What an attacker rebuilds, beside the paper's figures."""
-    shown = {name: entry for name, entry in methods.items() if entry["leakage"] is not None}
-    columns = list(next(iter(shown.values()))["leakage"]["figures"]) if shown else []
+    shown = {name: leaked for name, entry in methods.items() if (leaked := entry["leakage"]) is not None}
+    columns = list(next(iter(shown.values()))["figures"]) if shown else []
+    papers = {name: (methods[name]["paper"] or {}).get("leakage", {}) for name in shown}
     rows = [
-        [
-            name,
-            *(
-                _leaked(entry["leakage"]["figures"][column], entry["paper"]["leakage"].get(column))
-                for column in columns
-            ),
-        ]
-        for name, entry in shown.items()
+        [name, *(_leaked(leaked["figures"][column], papers[name].get(column)) for column in columns)]
+        for name, leaked in shown.items()
     ]
-    label = next(iter(shown.values()))["leakage"]["label"] if shown else "FID"
+    label = next(iter(shown.values()))["label"] if shown else "FID"
     heading = f"{title}: images rebuilt from what was sent, in brackets the paper's"
     return Table(heading, ["features", *(column.replace("FID", label) for column in columns)], rows)
 
@@ -110,7 +108,7 @@ def _leaked(ours: float | None, paper: float | None) -> str:
 
 
 def _beside(ours: float, paper: float | None) -> str:
-    return f"{100 * ours:.2f}" if paper is None else f"{100 * ours:.2f} ({100 * paper:.2f})"
+    return percent(ours) if paper is None else f"{percent(ours)} ({percent(paper)})"
 
 
 def _plain(cell: Any) -> str:
