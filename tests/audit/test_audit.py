@@ -186,7 +186,7 @@ def test_mistakes(tiny_run, tmp_path):
     ):
         with pytest.raises(UserError, match=words):
             audit(run.path, **options)
-    with pytest.raises(UserError, match="is not complete"):
+    with pytest.raises(UserError, match="is not a run folder"):
         audit(tmp_path / "nowhere")
     with pytest.raises(UserError, match="pools the data"):
         audit(tiny_run("centralized").path)

@@ -11,16 +11,17 @@ from PIL import Image
 
 from protofed.cli import main
 from protofed.errors import UserError
-from protofed.explain import embed, evaluate, explain
+from protofed.explain import embed, explain
 from protofed.explain.agreement import agreement
 from protofed.explain.evidence import Evidence, Explanation
-from protofed.explain.faithfulness import FRACTIONS, blur, pointing_game
+from protofed.explain.faithfulness import FRACTIONS, blur
 from protofed.explain.maps import Box, peak_box, random_box
 from protofed.explain.pictures import COOL, WARM, Column, figure, overlay
 from protofed.explain.wording import findings
+from protofed.inference import evaluate
 from protofed.inference.evaluating import metrics
+from protofed.report.content import read
 from protofed.report.galleries import galleries
-from protofed.report.reading import read
 from protofed.runs.opened import OpenRun
 from protofed.seeding import numpy_generator
 from protofed.testing import toy_data
@@ -61,14 +62,6 @@ def test_agreement_between_clients() -> None:
     assert 0 < found["overall"]["iou_random"] < found["overall"]["iou"]
     assert found["overall"]["compared"] == 6
     assert found["overall"]["same_class"] == pytest.approx(4 / 6)
-
-
-def test_pointing_game() -> None:
-    hit, chance = pointing_game(
-        [view("a", (8, 8)), view("a", (24, 24))], np.array([[8.0, 8.0], [8.0, 8.0]]), (32, 32), numpy_generator(0, "t")
-    )
-    assert hit == [True, False]
-    assert all(0 <= share < 0.5 for share in chance)
 
 
 def test_random_boxes_have_the_size_and_lie_inside() -> None:
@@ -152,7 +145,7 @@ def test_the_report_of_a_run_shows_its_explanations_and_embeddings(parts_run: Pa
     shutil.copytree(parts_run, copy)
     explain(copy, domain="b", count=2, faithful=True)
     embed([copy], out=copy / "embeddings", samples=20, rounds=[0, 2])
-    found = {gallery.name: gallery for gallery in galleries(read(copy).readings)}
+    found = {gallery.name: gallery for gallery in galleries(read(copy).all_runs)}
     assert len(found["explanations"].pictures) == 2 + 2 + 1
     assert found["explanations"].left_out == 0
     assert found["explanations"].tables[0][0] == "Agreement between clients"

@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from protofed.audit import Effort
-from protofed.audit.audit import audit, audit_tables
+from protofed.audit.audit import audit
+from protofed.audit.findings import audit_tables
 from protofed.cli.output import console, show_table
 
 
@@ -32,7 +33,7 @@ def audit_command(
     Example: protofed audit my-run --stages all
     """
     silent = quiet or as_json
-    found = audit(
+    content = audit(
         run,
         clients=clients,
         stages=stages,
@@ -42,10 +43,10 @@ def audit_command(
         tell=(lambda _: None) if silent else (lambda text: console().print(text)),
     )
     if as_json:
-        print(json.dumps(found))
+        print(json.dumps(content))
     elif not quiet:
-        for table in audit_tables(found):
+        for table in audit_tables(content):
             show_table(*table)
-        for verdict in found["verdicts"]:
+        for verdict in content["verdicts"]:
             console().print(f"- {verdict}")
         console().print(f"written to {run / 'audit' if out is None else out}")

@@ -25,7 +25,7 @@ def evaluate_command(
 
     Example: protofed evaluate my-run --data external-site --part all --labels "0=healthy,1-4=diseased"
     """
-    from protofed.explain import evaluate
+    from protofed.inference import evaluate
 
     content = evaluate(
         run,
@@ -41,10 +41,10 @@ def evaluate_command(
         print(json.dumps(content))
         return
     rows = [
-        [name, *(percent(found[key]) for key in ("accuracy", "balanced_accuracy", "auc"))]
-        for name, found in content["models"].items()
+        [name, *(percent(scores[key]) for key in ("accuracy", "balanced_accuracy", "auc"))]
+        for name, scores in content["models"].items()
     ]
     title = f"{content['images']} images of {content['data']} ({content['part']}), in %"
     show_table(title, ["model", "accuracy", "balanced accuracy", "AUC"], rows)
-    for name, found in content["models"].items():
-        console().print(f"{name}: confusion (rows: truth, columns: prediction) {found['confusion']}")
+    for name, scores in content["models"].items():
+        console().print(f"{name}: confusion (rows: truth, columns: prediction) {scores['confusion']}")

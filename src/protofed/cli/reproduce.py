@@ -89,7 +89,7 @@ def _drawn(result: Reproduction, out: str | None) -> list[Path]:
     """The pictures of a figure that has some."""
     if result.preset.draw is None or out is None:
         return []
-    from protofed.explain.redrawing import redraw
+    from protofed.studies.tables.redrawing import redraw
 
     return redraw(result, Path(out))
 
