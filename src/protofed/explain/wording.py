@@ -127,7 +127,7 @@ def _on_boxes(figures: Mapping[str, Any] | None) -> Iterator[str]:
 
 
 def notes(strongest: Sequence[Evidence], blank: int, projection: Mapping[str, Any] | None) -> list[str]:
-    """What to know about the maps of the strongest prototypes, `blank` of whose boxes show nothing, and a projection."""
+    """What to know about the strongest prototypes' maps, `blank` of whose boxes show nothing, and the projection."""
     flat = sum(each.box is None for each in strongest)
     scattered = sum(each.scattered for each in strongest)
     coarse = next((each for each in strongest if each.coarse), None)

@@ -48,7 +48,8 @@ class MethodScores:
     worst: Mapping[str, Any] | None
     test: Mapping[str, Any] | None
     paper: Mapping[str, float]
-    course: Mapping[str, Any] | None
+    convergence: Mapping[str, Any] | None
+    """Rounds and bytes to the target, the round it settled in, its fluctuation; None where they are not known."""
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,7 @@ def _progress(content: ReportContent, live: Live | None) -> Html:
             "li",
             tag("span", f"{run.config['method']['name']}, seed {run.seed}", class_="what"),
             tag("progress", value=len(run.rounds), max=run.planned_rounds, aria_label="rounds done"),
-            tag("span", _standing(run), class_="figures"),
+            tag("span", _rounds_done(run), class_="figures"),
         )
         for run in unfinished
     ]
@@ -137,7 +137,7 @@ def _progress(content: ReportContent, live: Live | None) -> Html:
     return tag("section", *parts, id="progress")
 
 
-def _standing(run: ReportedRun) -> str:
+def _rounds_done(run: ReportedRun) -> str:
     done = f"{len(run.rounds)} of {run.planned_rounds} rounds"
     if run.lock_holder is None:
         return f"{done}, nobody is at it now"

@@ -18,7 +18,7 @@ from protofed.pages.elements import (
     stacked_bars,
 )
 from protofed.pages.markup import Html, join, tag
-from protofed.report.again import command, resume
+from protofed.report.commands import command, resume
 from protofed.report.content import Cost, MethodGroup, MethodScores, ReportContent, ScoreView
 from protofed.report.curves import measures, series
 from protofed.report.galleries import Gallery, galleries
@@ -45,7 +45,7 @@ def results(content: ReportContent, order: Mapping[str, int]) -> Iterator[Sectio
     """What came out; `order` numbers the methods as the script does."""
     parts: list[tuple[str, str, Callable[[MethodGroup, int, Mapping[str, int]], Html]]] = [
         ("accuracy", "Accuracy", _accuracy),
-        ("course", "Round by round", _course),
+        ("course", "Round by round", _curves),
         ("chance", "Could it be chance?", _significance),
         ("communication", "Communication", _communication),
         ("time", "Time", _time),
@@ -107,7 +107,7 @@ def _worst(row: MethodScores) -> Html:
     return join([mean_and_spread(row.worst), tag("span", f" {most_often}", class_="soft")])
 
 
-def _course(group: MethodGroup, index: int, order: Mapping[str, int]) -> Html:
+def _curves(group: MethodGroup, index: int, order: Mapping[str, int]) -> Html:
     followed = measures(group)
     table = _curve_table(group, order)
     if not table:
@@ -117,7 +117,7 @@ def _course(group: MethodGroup, index: int, order: Mapping[str, int]) -> Html:
     title = "Mean over seeds after each round; the band spans the lowest and the highest seed"
     parts = [choice, chart("curves", index, 0, title), details("Figures behind the curves", table)]
     for view in group.views:
-        rows = {name: _milestones(row.course) for name, row in view.rows.items() if row.course}
+        rows = {name: _milestones(row.convergence) for name, row in view.rows.items() if row.convergence}
         if len(group.methods) > 1 and rows:
             target = group.target.get(view.name)
             title = f"On the way, {view_title(view)}: up to {percent(target)} %, the target"
@@ -126,17 +126,17 @@ def _course(group: MethodGroup, index: int, order: Mapping[str, int]) -> Html:
     return join(parts)
 
 
-def _milestones(course: Mapping[str, Any]) -> list[str]:
+def _milestones(convergence: Mapping[str, Any]) -> list[str]:
     def reached(figure: Mapping[str, Any], show: Callable[[float], str]) -> str:
         if figure["mean"] is not None:
             return show(figure["mean"])
         return f"{figure['reached']} of {len(figure['seeds'])} seeds" if figure["reached"] else "–"
 
     return [
-        reached(course["rounds_to_target"], "{:.1f}".format),
-        reached(course["bytes_to_target"], size),
-        reached(course["convergence_round"], "{:.1f}".format),
-        percent(course["fluctuation"]["mean"]),
+        reached(convergence["rounds_to_target"], "{:.1f}".format),
+        reached(convergence["bytes_to_target"], size),
+        reached(convergence["convergence_round"], "{:.1f}".format),
+        percent(convergence["fluctuation"]["mean"]),
     ]
 
 
