@@ -46,7 +46,7 @@ def auc(members: Tensor, outsiders: Tensor) -> Auc:
     """Of scores of members and of outsiders; the error is that of DeLong, DeLong and Clarke-Pearson, 1988."""
     from sklearn.metrics import roc_auc_score
 
-    inside, outside = (np.asarray(scores.double()) for scores in (members, outsiders))
+    inside, outside = (np.sort(np.asarray(scores.double())) for scores in (members, outsiders))
     if not len(inside) or not len(outside):
         raise ValueError("an AUC takes at least one member and one outsider")
     took_part = np.repeat([1, 0], [len(inside), len(outside)])
@@ -81,7 +81,6 @@ def distances(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _share_below(scores: NDArray[np.float64], others: NDArray[np.float64]) -> NDArray[np.float64]:
-    """For each score the part of `others` that lies below it, ties counting half."""
-    ordered = np.sort(others)
-    left, right = (np.searchsorted(ordered, scores, side=side) for side in ("left", "right"))
+    """For each score the part of the sorted `others` that lies below it, ties counting half."""
+    left, right = (np.searchsorted(others, scores, side=side) for side in ("left", "right"))
     return np.asarray((left + right) / (2 * len(others)), dtype=np.float64)

@@ -64,7 +64,7 @@ def _tables(content: Mapping[str, Any], folder: Path) -> Iterator[Html]:
         title = table["title"]
         yield tag(
             "section",
-            tag("h2", title),
+            tag("h2", name.capitalize()),
             plain_table(title, table["columns"], table["rows"]),
             gallery(_picture(folder / chart, title) for chart in charts.get(name, [])),
         )
