@@ -37,13 +37,11 @@ class JoinRound:
 
 @dataclass(frozen=True)
 class JoinResult:
-    """How a newcomer did."""
+    """How a newcomer did: what it began with, the accuracy of those who took part, and its own rounds."""
 
     client: str
     start: str
-    """What it began with."""
     target: float
-    """Accuracy of those who took part."""
     rounds: tuple[JoinRound, ...]
 
     @property

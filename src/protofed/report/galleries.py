@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from protofed.pages.elements import png_source
 from protofed.report.content import ReportedRun
@@ -22,8 +22,7 @@ _MOST_BYTES = 3_000_000
 """Of all pictures of one gallery, so that the page can still be sent."""
 
 
-@dataclass(frozen=True)
-class EmbeddedPicture:
+class EmbeddedPicture(NamedTuple):
     """One image inside the page."""
 
     source: str
