@@ -17,13 +17,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 import protofed
 from benchmarks import RESULTS, report, table
 from protofed.data.images import to_size
 from protofed.data.lesions import ATLAS, CLASSES, SIDE, SITES, draw_images, load_lesions
-from protofed.explain.evidence import explain_with
-from protofed.explain.faithfulness import pointing_game
+from protofed.explain.evidence import Explanation, explain_with
+from protofed.explain.maps import random_box
 from protofed.runs.opened import OpenRun
 from protofed.runs.pretrain import pretrain
 from protofed.seeding import numpy_generator
@@ -110,6 +111,28 @@ def play(work: Work, seed: int, weights: Path, folder: Path) -> Outcome:
         found, random = pointing_game([explained[i] for i in ill], places, size, rng)
         hits, chance, right = hits + found, chance + random, right + correct
     return Outcome(float(np.mean(right)), _share(hits), _share(chance), len(hits))
+
+
+def pointing_game(
+    explanations: Sequence[Explanation],
+    places: NDArray[np.float64],
+    size: tuple[int, int],
+    rng: np.random.Generator,
+    randoms: int = 20,
+) -> tuple[list[bool], list[float]]:
+    """For each image whether the box holds the place, and the share of random boxes of its size that do.
+
+    A flat map has no box and misses.
+    """
+    hits: list[bool] = []
+    by_chance: list[float] = []
+    for explanation, (row, column) in zip(explanations, places, strict=True):
+        box = explanation.strongest.box
+        hits.append(box is not None and box.contains(row, column))
+        if box is not None:
+            tried = [random_box(box, size, rng).contains(row, column) for _ in range(randoms)]
+            by_chance.append(sum(tried) / randoms)
+    return hits, by_chance
 
 
 def _share(values: Sequence[float]) -> float:

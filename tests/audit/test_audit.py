@@ -73,6 +73,13 @@ def test_auc_of_chance_has_chance_in_its_interval_and_a_leak_has_not():
     assert both.error < max(chance.error, leak.error)
 
 
+def test_auc_of_scores_without_a_row_of_their_class():
+    """They are minus infinity, which is less than any other score and equal to itself."""
+    infinite = -float("inf")
+    result = auc(torch.tensor([1.0, 2.0, infinite]), torch.tensor([infinite, 0.0]))
+    assert result.auc == pytest.approx((2 + 2 + 0.5) / 6)
+
+
 def test_nearness_looks_at_the_own_class_only():
     rows, labels = torch.tensor([[0.0, 0.0], [1.0, 0.0]]), torch.tensor([0, 1])
     found = nearness(torch.tensor([[0.0, 0.0], [0.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1, 2]), rows, labels)
@@ -186,7 +193,7 @@ def test_mistakes(tiny_run, tmp_path):
     ):
         with pytest.raises(UserError, match=words):
             audit(run.path, **options)
-    with pytest.raises(UserError, match="is not complete"):
+    with pytest.raises(UserError, match="is not a run folder"):
         audit(tmp_path / "nowhere")
     with pytest.raises(UserError, match="pools the data"):
         audit(tiny_run("centralized").path)

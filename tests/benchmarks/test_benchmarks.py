@@ -5,7 +5,11 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
+
+from protofed.explain.evidence import Evidence, Explanation
+from protofed.explain.maps import Box
 
 
 def finite(ratios):
@@ -25,6 +29,18 @@ def test_overhead_refuses_to_compare_different_work(benchmark, monkeypatch):
     monkeypatch.setattr(bare.BareLoop, "_train", lambda self, x, y, order: train(self, x[:32], y[:32], order))
     with pytest.raises(RuntimeError, match="does other work than ours"):
         overhead.measure(overhead.QUICK[0], alternations=1, rounds=1)
+
+
+def test_a_box_hits_where_it_holds_the_place(benchmark):
+    def view(row: int, column: int) -> Explanation:
+        box = Box(row - 3, row + 3, column - 3, column + 3)
+        shown = Evidence(0, 1, 1.0, 1.0, 1.0, np.zeros((32, 32), dtype=np.float32), box, (8, 8))
+        return Explanation("a-0", (0.1, 0.9), (shown,))
+
+    game = benchmark("pointing_game").pointing_game
+    hits, chance = game([view(8, 8), view(24, 24)], np.full((2, 2), 8.0), (32, 32), np.random.default_rng(0))
+    assert hits == [True, False]
+    assert all(0 <= share < 0.5 for share in chance)
 
 
 def test_pointing_game_quick(benchmark, capsys):

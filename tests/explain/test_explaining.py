@@ -11,16 +11,15 @@ from PIL import Image
 
 from protofed.cli import main
 from protofed.errors import UserError
-from protofed.explain import embed, evaluate, explain
+from protofed.explain import embed, explain
 from protofed.explain.agreement import agreement
 from protofed.explain.evidence import Evidence, Explanation
-from protofed.explain.faithfulness import FRACTIONS, blur, pointing_game
+from protofed.explain.faithfulness import FRACTIONS, blur
 from protofed.explain.maps import Box, peak_box, random_box
 from protofed.explain.pictures import COOL, WARM, Column, figure, overlay
 from protofed.explain.wording import findings
-from protofed.inference.evaluating import metrics
+from protofed.report.content import read
 from protofed.report.galleries import galleries
-from protofed.report.reading import read
 from protofed.runs.opened import OpenRun
 from protofed.seeding import numpy_generator
 from protofed.testing import toy_data
@@ -61,14 +60,6 @@ def test_agreement_between_clients() -> None:
     assert 0 < found["overall"]["iou_random"] < found["overall"]["iou"]
     assert found["overall"]["compared"] == 6
     assert found["overall"]["same_class"] == pytest.approx(4 / 6)
-
-
-def test_pointing_game() -> None:
-    hit, chance = pointing_game(
-        [view("a", (8, 8)), view("a", (24, 24))], np.array([[8.0, 8.0], [8.0, 8.0]]), (32, 32), numpy_generator(0, "t")
-    )
-    assert hit == [True, False]
-    assert all(0 <= share < 0.5 for share in chance)
 
 
 def test_random_boxes_have_the_size_and_lie_inside() -> None:
@@ -152,7 +143,7 @@ def test_the_report_of_a_run_shows_its_explanations_and_embeddings(parts_run: Pa
     shutil.copytree(parts_run, copy)
     explain(copy, domain="b", count=2, faithful=True)
     embed([copy], out=copy / "embeddings", samples=20, rounds=[0, 2])
-    found = {gallery.name: gallery for gallery in galleries(read(copy).readings)}
+    found = {gallery.name: gallery for gallery in galleries(read(copy).all_runs)}
     assert len(found["explanations"].pictures) == 2 + 2 + 1
     assert found["explanations"].left_out == 0
     assert found["explanations"].tables[0].title == "Agreement between clients"
@@ -210,55 +201,6 @@ def test_projection_on_demand_gives_what_the_end_of_the_run_gave(parts_run: Path
     content = explain(copy, domain="a", count=1, project=True, out=tmp_path / "why")
     assert {path.name: path.read_bytes() for path in copy.glob("clients/*.projection.safetensors")} == kept
     assert content["projection"] == OpenRun(parts_run).run.summary["projection"]
-
-
-def test_metrics_by_hand() -> None:
-    probabilities = np.array([[0.9, 0.1], [0.6, 0.4], [0.3, 0.7], [0.7, 0.3]])
-    found = metrics(probabilities, np.array([0, 0, 1, 1]))
-    assert found["accuracy"] == 0.75
-    assert found["balanced_accuracy"] == 0.75
-    assert found["auc"] == 0.75
-    assert found["confusion"] == [[2, 0], [1, 1]]
-    assert metrics(probabilities, np.array([0, 0, 0, 0]))["auc"] is None
-
-
-def test_auc_of_three_classes_is_that_of_scikit_learn() -> None:
-    from sklearn.metrics import roc_auc_score
-
-    rng = np.random.default_rng(0)
-    probabilities = rng.dirichlet(np.ones(3), 60).round(1) + 1e-3
-    probabilities /= probabilities.sum(1, keepdims=True)
-    y = rng.integers(0, 3, 60)
-    expected = roc_auc_score(y, probabilities, multi_class="ovr", average="macro")
-    assert metrics(probabilities, y)["auc"] == pytest.approx(expected)
-
-
-def test_evaluation_equals_that_of_the_run(parts_run: Path) -> None:
-    opened = OpenRun(parts_run)
-    content = evaluate(parts_run, opened.config["options"]["data"])
-    final = opened.run.summary["accuracy_final"]["global"]
-    for domain in ("a", "b", "c"):
-        assert content["models"]["global"]["domains"][domain] == pytest.approx(final[domain])
-    assert set(content["models"]) == {"a-0", "b-0", "c-0", "global"}
-    assert content["images"] == 36
-    with pytest.raises(UserError, match="regroup"):
-        evaluate(parts_run, opened.config["options"]["data"], labels="0=well,1=ill")
-
-
-def test_an_external_site_need_not_have_every_class(parts_run: Path, tmp_path: Path) -> None:
-    """Its classes are known by name, not by number."""
-    data = toy_data(tmp_path / "external", ["z"], classes=2, size=16, channels=3, test=10)
-    whole = evaluate(parts_run, data)["models"]["global"]["confusion"]
-    with np.load(tmp_path / "external" / "z.npz") as held:
-        arrays = dict(held)
-    for part in ("train", "test"):
-        ill = arrays[f"y_{part}"] == 1
-        arrays[f"x_{part}"], arrays[f"y_{part}"] = arrays[f"x_{part}"][ill], arrays[f"y_{part}"][ill] - 1
-    (tmp_path / "ill").mkdir()
-    np.savez(tmp_path / "ill" / "z.npz", **{**arrays, "classes": np.array(["class1"])})
-    found = evaluate(parts_run, str(tmp_path / "ill"))["models"]["global"]
-    assert found["confusion"] == [[0, 0], whole[1]]
-    assert found["auc"] is None
 
 
 def test_commands(parts_run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -29,7 +29,7 @@ from protofed.data.sources.cifar import _batch
 from protofed.data.sources.digits import _libsvm, read_idx
 from protofed.errors import UserError
 from protofed.models import read_weights
-from protofed.runs.results import Run
+from protofed.runs.opened import Run
 from protofed.studies.tables.preset import Preset, find_preset
 
 ROOT = Path(__file__).parents[2]

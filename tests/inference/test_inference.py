@@ -142,3 +142,11 @@ def test_an_unfinished_run_is_refused(tiny_run) -> None:
     (run.path / "summary.json").unlink()
     with pytest.raises(UserError, match="not complete"):
         Classifier(run)
+
+
+def test_a_damaged_state_is_named(tiny_run) -> None:
+    run = tiny_run("fedbn", rounds=1)
+    path = run.path / "clients" / "b-0.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(UserError, match="is damaged: b-0's stored state"):
+        Classifier(run, "b-0")

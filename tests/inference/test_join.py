@@ -26,18 +26,18 @@ def test_a_newcomer_fine_tunes_the_global_model(tiny_run: Any, newcomer: str, tm
     assert told["rounds"][0]["up"] > 0
     assert (tmp_path / "joined/model.safetensors").exists()
     if joined.reached is not None:
-        assert joined.steps[-1].round == joined.reached
-        assert joined.steps[-1].accuracy >= joined.target
+        assert joined.rounds[-1].round == joined.reached
+        assert joined.rounds[-1].accuracy >= joined.target
 
 
 def test_its_model_goes_on_from_round_to_round(tiny_run: Any, newcomer: str, tmp_path: Path, monkeypatch: Any) -> None:
     """It is not thrown back to the global model, as a client in a round of the run would be."""
-    monkeypatch.setattr("protofed.inference.join._others", lambda _: 2.0)  # never reached
+    monkeypatch.setattr("protofed.inference.join._average_accuracy", lambda _: 2.0)  # never reached
     run = tiny_run("fedavg", rounds=1)
     one, three = (join(run.path, newcomer, out=tmp_path / f"joined{n}", rounds=n) for n in (1, 3))
-    assert one.steps[0] == three.steps[0]
+    assert one.rounds[0] == three.rounds[0]
     assert one.reached is None
-    assert len(three.steps) == 3
+    assert len(three.rounds) == 3
     first, last = ((tmp_path / f"joined{n}/model.safetensors").read_bytes() for n in (1, 3))
     assert first != last
 

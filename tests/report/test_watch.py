@@ -17,14 +17,14 @@ from browser import PROGRAM, WHY_NOT, Tab, started
 
 import protofed
 from protofed.federation.lock_holder import LockHolder
-from protofed.report.server import Server
+from protofed.report.server import ReportServer
 
 LONG = ["--model", "mlp", "--rounds", "100000", "--engine", "loop", "--quiet"]
 
 
 @contextmanager
-def serving(folder: Path) -> Iterator[Server]:
-    with Server(folder) as server:
+def serving(folder: Path) -> Iterator[ReportServer]:
+    with ReportServer(folder) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         yield server
@@ -48,7 +48,7 @@ def wait_for_rounds(folder: Path, pattern: str = "rounds.jsonl") -> None:
         time.sleep(0.1)
 
 
-def ask(server: Server, method: str, path: str, **headers: str) -> tuple[int, str, dict[str, str]]:
+def ask(server: ReportServer, method: str, path: str, **headers: str) -> tuple[int, str, dict[str, str]]:
     connection = http.client.HTTPConnection(*server.server_address[:2], timeout=30)
     connection.request(method, path, headers={key.replace("_", "-"): value for key, value in headers.items()})
     answer = connection.getresponse()
@@ -62,7 +62,7 @@ def test_stopping_leaves_a_run_that_goes_on(tiny_data: str, tmp_path: Path) -> N
         serving(tmp_path) as server,
     ):
         wait_for_rounds(out)
-        server.watch.folder = out
+        server.report.folder = out
         status, page, _ = ask(server, "GET", "/")
         assert status == 200
         assert 'id="stop"' in page
@@ -70,12 +70,12 @@ def test_stopping_leaves_a_run_that_goes_on(tiny_data: str, tmp_path: Path) -> N
         assert ask(server, "POST", "/stop")[0] == 403, "without the page's token"
         assert ask(server, "POST", "/stop", X_Protofed_Token="guess")[0] == 403
         assert process.poll() is None
-        assert ask(server, "POST", "/stop", X_Protofed_Token=server.watch.token)[0] == 200
+        assert ask(server, "POST", "/stop", X_Protofed_Token=server.report.token)[0] == 200
         assert process.wait(60) == 128 + signal.SIGTERM
         status, page, _ = ask(server, "GET", "/")
         assert 'id="stop"' not in page
         assert "--resume" in page
-        assert ask(server, "POST", "/stop", X_Protofed_Token=server.watch.token)[0] == 409
+        assert ask(server, "POST", "/stop", X_Protofed_Token=server.report.token)[0] == 409
     done = len(protofed.Run(out).rounds)
 
     class Enough(Exception):
@@ -97,10 +97,10 @@ def test_stopping_a_comparison_stops_all_of_it(tiny_data: str, tmp_path: Path) -
     words = ["compare", "fedavg", "fedprox", "--data", tiny_data, *LONG, "--out", str(out)]
     with running(words) as process, serving(tmp_path) as server:
         wait_for_rounds(out, "*/rounds.jsonl")
-        server.watch.folder = out
+        server.report.folder = out
         page = ask(server, "GET", "/")[1]
         assert "fedavg, seed 0" in page
-        assert server.watch.stop() == 1
+        assert server.report.stop() == 1
         assert process.wait(60) == 128 + signal.SIGTERM
     assert json.loads((out / "comparison.json").read_text())["complete"] is False
 
@@ -114,7 +114,7 @@ def test_it_listens_to_this_machine_only(tiny_run) -> None:
         assert "connect-src 'self'" in html.unescape(page)
         assert ask(server, "GET", "/", If_None_Match=headers["ETag"])[0] == 304
         assert ask(server, "GET", "/", Host="evil.example")[0] == 403
-        assert ask(server, "POST", "/stop", Host="evil.example", X_Protofed_Token=server.watch.token)[0] == 403
+        assert ask(server, "POST", "/stop", Host="evil.example", X_Protofed_Token=server.report.token)[0] == 403
         assert ask(server, "GET", "/run.json")[0] == 404
         assert ask(server, "GET", "/../run.json")[0] == 404
 

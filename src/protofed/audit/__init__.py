@@ -1,6 +1,5 @@
 """What an attacker could rebuild from what a run sends, in figures, pictures and words."""
 
-from protofed.audit.attack import Audit, AuditOptions, audit_federation
 from protofed.audit.decoder import Effort
 from protofed.audit.metrics import (
     frechet_distance,
@@ -12,10 +11,7 @@ from protofed.audit.metrics import (
 )
 
 __all__ = [
-    "Audit",
-    "AuditOptions",
     "Effort",
-    "audit_federation",
     "frechet_distance",
     "frechet_distance_of_moments",
     "psnr",

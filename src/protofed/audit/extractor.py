@@ -30,10 +30,10 @@ class Extractor:
         """The Fréchet distance of two sets of images; None for fewer than two."""
         if min(len(x), len(y)) < 2:
             return None
-        seen = [
+        features = [
             torch.cat([self.features(to_channels(part, 3)) for part in torch.split(each, batch)]) for each in (x, y)
         ]
-        return float(frechet_distance(*seen))
+        return float(frechet_distance(*features))
 
 
 def make_extractor(inception: Path | None = None) -> Extractor:
@@ -44,11 +44,11 @@ def make_extractor(inception: Path | None = None) -> Extractor:
             fixed = build_model("resnet10", (3, 32, 32), 2, {"width": str(_FIXED_WIDTH)}).eval()
         return Extractor("FID-like", f"untrained resnet10 of width {_FIXED_WIDTH}, fixed seed", fixed.features)
     network = Inception()
-    found = read_weights(inception)
+    stored = read_weights(inception)
     own = network.state_dict()
     wanted = {name: tensor for name, tensor in own.items() if tensor.is_floating_point()}
-    lacking = [name for name, tensor in wanted.items() if name not in found or found[name].shape != tensor.shape]
+    lacking = [name for name, tensor in wanted.items() if name not in stored or stored[name].shape != tensor.shape]
     if lacking:
         raise UserError(f"{inception} is not Inception-v3: {lacking[0]} is missing or has another shape")
-    network.load_state_dict({**own, **{name: found[name] for name in wanted}})
+    network.load_state_dict({**own, **{name: stored[name] for name in wanted}})
     return Extractor("FID", f"Inception-v3 ({inception.name})", network.eval())

@@ -12,6 +12,7 @@ from math import sqrt
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.stats import rankdata
 from torch import Tensor
 
 _NORMAL_95 = 1.959964
@@ -43,23 +44,27 @@ class Auc:
 
 def auc(members: Tensor, outsiders: Tensor) -> Auc:
     """Of scores of members and of outsiders; the error is that of DeLong, DeLong and Clarke-Pearson, 1988."""
+    from sklearn.metrics import roc_auc_score
+
     inside, outside = (np.sort(np.asarray(scores.double())) for scores in (members, outsiders))
     if not len(inside) or not len(outside):
         raise ValueError("an AUC takes at least one member and one outsider")
-    above = _share_below(inside, outside)
-    below = 1 - _share_below(outside, inside)
-    spread = sum(float(part.var(ddof=1)) / len(part) for part in (above, below) if len(part) > 1)
-    return Auc(float(above.mean()), sqrt(spread), len(inside), len(outside))
+    took_part = np.repeat([1, 0], [len(inside), len(outside)])
+    # Ranks, because a score may be infinite.
+    area = roc_auc_score(took_part, rankdata(np.concatenate([inside, outside])))
+    above, below = _share_below(inside, outside), 1 - _share_below(outside, inside)
+    variance = sum(float(part.var(ddof=1)) / len(part) for part in (above, below) if len(part) > 1)
+    return Auc(float(area), sqrt(variance), len(inside), len(outside))
 
 
-def mean_auc(found: Sequence[Auc]) -> Auc:
+def mean_auc(each_client: Sequence[Auc]) -> Auc:
     """Over clients, whose scores are on scales of their own."""
-    count = len(found)
+    count = len(each_client)
     return Auc(
-        sum(each.auc for each in found) / count,
-        sqrt(sum(each.error**2 for each in found)) / count,
-        sum(each.members for each in found),
-        sum(each.outsiders for each in found),
+        sum(each.auc for each in each_client) / count,
+        sqrt(sum(each.error**2 for each in each_client)) / count,
+        sum(each.members for each in each_client),
+        sum(each.outsiders for each in each_client),
     )
 
 
@@ -76,6 +81,6 @@ def distances(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _share_below(scores: NDArray[np.float64], others: NDArray[np.float64]) -> NDArray[np.float64]:
-    """For each score the part of `others` that lies below it, ties counting half."""
+    """For each score the part of the sorted `others` that lies below it, ties counting half."""
     left, right = (np.searchsorted(others, scores, side=side) for side in ("left", "right"))
     return np.asarray((left + right) / (2 * len(others)), dtype=np.float64)

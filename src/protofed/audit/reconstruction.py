@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,8 +21,7 @@ _SSIM_WINDOW = 11
 Figures = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Rebuilt:
+class Reconstruction(NamedTuple):
     """Originals with what an attacker made of them, and the figures."""
 
     originals: Tensor
@@ -31,7 +30,7 @@ class Rebuilt:
 
 
 @dataclass(frozen=True)
-class Breach:
+class TrainedDecoder:
     """The decoder of one client and stage, and what the attack knows beside it."""
 
     victim: Victim
@@ -45,7 +44,7 @@ class Breach:
     """Positions of the images behind the embeddings that were sent."""
 
 
-def breach(victim: Victim, stage: str, sent: SentRows | None, effort: Effort) -> Breach:
+def train_stage_decoder(victim: Victim, stage: str, sent: SentRows | None, effort: Effort) -> TrainedDecoder:
     """Train the decoder on the attacker's half: what the model makes of its images, and what was sent of them."""
     pixels, features = victim.pixels, victim.features(victim.members, stage)
     known, shown = features[victim.attacker], pixels[victim.attacker]
@@ -56,33 +55,32 @@ def breach(victim: Victim, stage: str, sent: SentRows | None, effort: Effort) ->
         own = torch.isin(originals, victim.attacker)
         known, shown = torch.cat([known, sent.rows[own]]), torch.cat([shown, pixels[originals[own]]])
     decoder = train_decoder(known, shown, effort, victim.context.seed, victim.client, stage)
-    return Breach(victim, stage, features, decoder, _class_means(victim, pixels), sent, originals)
+    return TrainedDecoder(victim, stage, features, decoder, _class_means(victim, pixels), sent, originals)
 
 
-def rebuild_computed(found: Breach, extractor: Extractor) -> Rebuilt:
+def rebuild_computed(trained: TrainedDecoder, extractor: Extractor) -> Reconstruction:
     """From the features that the model gives the unseen images."""
-    unseen = found.victim.unseen
-    return _scored(found, found.features[unseen], unseen, extractor)
+    unseen = trained.victim.unseen
+    return _scored(trained, trained.features[unseen], unseen, extractor)
 
 
-def rebuild_sent(found: Breach, extractor: Extractor) -> Rebuilt | None:
-    """From the embeddings that travelled, of unseen images; None where there are none."""
-    if found.sent is None or found.originals is None:
+def rebuild_sent(trained: TrainedDecoder, extractor: Extractor) -> Reconstruction | None:
+    """From the embeddings that were sent, of unseen images; None where there are none."""
+    if trained.sent is None or trained.originals is None:
         return None
-    chosen = torch.isin(found.originals, found.victim.unseen).nonzero()[:, 0]
-    if not len(chosen):
+    unseen = torch.isin(trained.originals, trained.victim.unseen).nonzero()[:, 0]
+    if not len(unseen):
         return None
-    return _scored(found, found.sent.rows[chosen], found.originals[chosen], extractor)
+    return _scored(trained, trained.sent.rows[unseen], trained.originals[unseen], extractor)
 
 
-def rebuild_prototypes(found: Breach, sent: SentRows) -> Rebuilt:
+def rebuild_prototypes(trained: TrainedDecoder, sent: SentRows) -> Reconstruction:
     """From prototypes: no image is theirs, so each is held against the nearest training image of its class."""
-    victim, pixels = found.victim, found.victim.pixels
-    images = rebuilt(found.decoder, sent.rows.reshape(len(sent.rows), *found.features.shape[1:]))
-    guesses = found.class_means[sent.labels]
+    victim, pixels = trained.victim, trained.victim.pixels
+    images = rebuilt(trained.decoder, sent.rows.reshape(len(sent.rows), *trained.features.shape[1:]))
+    guesses = trained.class_means[sent.labels]
     nearest, near = _nearest(images, sent.labels, victim)
     _, near_guess = _nearest(guesses, sent.labels, victim)
-    behind = sent.counts if sent.counts is not None else None
     figures = {
         "prototypes": len(images),
         "rms_to_nearest": float(near.mean()),
@@ -90,9 +88,9 @@ def rebuild_prototypes(found: Breach, sent: SentRows) -> Rebuilt:
         "rms_of_class_mean_to_nearest": float(near_guess.mean()),
         "below_risk_line": float((near < RISK).float().mean()),
         "class_mean_below_risk_line": float((near_guess < RISK).float().mean()),
-        "fewest_samples_behind_one": None if behind is None else float(behind.min()),
+        "fewest_samples_behind_one": None if sent.counts is None else float(sent.counts.min()),
     }
-    return Rebuilt(pixels[nearest], images, figures)
+    return Reconstruction(pixels[nearest], images, figures)
 
 
 def mean_figures(clients: Mapping[str, Figures]) -> Figures:
@@ -106,10 +104,10 @@ def similarity(x: Tensor, y: Tensor) -> Tensor:
     return ssim(x, y) if min(x.shape[2:]) >= _SSIM_WINDOW else ssim_of_whole(x, y)
 
 
-def _scored(found: Breach, features: Tensor, positions: Tensor, extractor: Extractor) -> Rebuilt:
-    originals = found.victim.pixels[positions]
-    images = rebuilt(found.decoder, features)
-    guesses = found.class_means[found.victim.members.y[positions]]
+def _scored(trained: TrainedDecoder, features: Tensor, positions: Tensor, extractor: Extractor) -> Reconstruction:
+    originals = trained.victim.pixels[positions]
+    images = rebuilt(trained.decoder, features)
+    guesses = trained.class_means[trained.victim.members.y[positions]]
     rms, guess = rms_distance(images, originals), rms_distance(guesses, originals)
     alike = similarity(images, originals)
     figures = {
@@ -126,7 +124,7 @@ def _scored(found: Breach, features: Tensor, positions: Tensor, extractor: Extra
         "class_mean_ssim": float(similarity(guesses, originals).mean()),
         "class_mean_below_risk_line": float((guess < RISK).float().mean()),
     }
-    return Rebuilt(originals, images, figures)
+    return Reconstruction(originals, images, figures)
 
 
 def _class_means(victim: Victim, pixels: Tensor) -> Tensor:
@@ -147,9 +145,9 @@ def _nearest(images: Tensor, labels: Tensor, victim: Victim) -> tuple[Tensor, Te
 
 
 def _combined(key: str, values: Sequence[float | None]) -> float | None:
-    there = [value for value in values if value is not None]
-    if not there:
+    known = [value for value in values if value is not None]
+    if not known:
         return None
     if key in ("images", "prototypes"):
-        return sum(there)
-    return min(there) if key == "fewest_samples_behind_one" else mean(there)
+        return sum(known)
+    return min(known) if key == "fewest_samples_behind_one" else mean(known)

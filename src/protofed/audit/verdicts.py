@@ -10,9 +10,9 @@ _BETTER = 0.95
 """A rebuilt image must be this much nearer than the class mean to count as more than the label."""
 
 
-def of_features(stage: str, figures: Mapping[str, Any], travelled: bool) -> str:
+def of_features(stage: str, figures: Mapping[str, Any], sent: bool) -> str:
     """Embeddings of single samples."""
-    what = f"features of stage {stage}" + ("" if travelled else " (which did not travel in this run)")
+    what = f"features of stage {stage}" + ("" if sent else " (which did not travel in this run)")
     line = f"within {RISK:g} RMS of the original"
     share, guess = figures["below_risk_line"], figures["class_mean_below_risk_line"]
     distance = f"RMS {figures['rms']:.3f} on average against {figures['class_mean_rms']:.3f} of a class mean"
@@ -39,12 +39,12 @@ def of_prototypes(field: str, figures: Mapping[str, Any]) -> str:
     return f"Nothing found: the prototypes {field} show no image better than the class mean does ({distance}).{single}"
 
 
-def of_membership(what: str, found: Auc) -> str:
+def of_membership(what: str, result: Auc) -> str:
     """Whether an attacker knows who took part."""
-    figure = f"AUC {found.auc:.3f}, 95 % interval {found.low:.3f} to {found.high:.3f}"
-    if found.low <= 0.5:
+    figure = f"AUC {result.auc:.3f}, 95 % interval {result.low:.3f} to {result.high:.3f}"
+    if result.low <= 0.5:
         return f"Membership by {what}: no better than chance ({figure})."
-    word = "slightly" if found.auc < 0.6 else "clearly" if found.auc < 0.75 else "strongly"
+    word = "slightly" if result.auc < 0.6 else "clearly" if result.auc < 0.75 else "strongly"
     return f"Membership by {what}: an attacker {word} tells images that took part from others ({figure})."
 
 

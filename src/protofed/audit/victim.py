@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from protofed.audit.membership import distances
-from protofed.clients import ClientState, ClientStore, Prepared, RunContext
+from protofed.clients import RunContext
 from protofed.data import Images
 from protofed.data.partition import stratified_split
-from protofed.errors import BadMessage, UserError
-from protofed.federation import RunFolder
+from protofed.errors import UserError
 from protofed.method import Method
 from protofed.models.net import Net
-from protofed.records import ClassTable, Features, PrototypeSet, Record, Weights, decode
+from protofed.records import ClassTable, Features, PrototypeSet, Record, Weights
+from protofed.runs.opened import OpenRun
 from protofed.seeding import numpy_generator
 
 SENT_MODEL = "the model as it was sent"
@@ -75,8 +75,8 @@ class Victim:
         """The stage whose features look like these rows: the one preferred, else the first that fits; None: none."""
         model, shape = self.net.model, self.context.dataset.image_shape
         for stage in dict.fromkeys([preferred or model.cut, model.cut, *model.stage_names]):
-            found = model.feature_shape(shape, stage)
-            if found == rows.rows.shape[1:] or (rows.rows.ndim == 2 and prod(found) == rows.rows.shape[1]):
+            features = model.feature_shape(shape, stage)
+            if features == rows.rows.shape[1:] or (rows.rows.ndim == 2 and prod(features) == rows.rows.shape[1]):
                 return stage
         return None
 
@@ -96,15 +96,15 @@ class Victim:
         return torch.cat(parts)
 
 
-def make_victim(prepared: Prepared, folder: RunFolder, client: str) -> Victim:
-    """The client at the end of its last round."""
-    context, templates = prepared.context, prepared.templates
-    architecture = context.architecture_of(client)
-    fresh = templates.clients[architecture]
-    state = _state(folder, client, context.plan.rounds, fresh)
-    net = Net(deepcopy(context.models[architecture]))
+def make_victim(opened: OpenRun, client: str) -> Victim:
+    """The client at the end of its last round; the run must be opened with its data."""
+    context, templates = opened.context, opened.templates
+    state = opened.trained_state_of(client)
+    if state is None:
+        raise UserError(f"{client} never took part in {opened.run.path}; name another with --clients")
+    net = Net(deepcopy(context.models[context.architecture_of(client)]))
     net.load(state.model)
-    upload = _last_upload(folder, templates.upload, client, context.guard.quantise)
+    upload: Any = opened.last_upload_of(client)
     source = GRANTED_MODEL
     # A method that says itself how to read a model out of an upload sends changes or parts of one.
     plain = type(context.method).client_weights is Method.client_weights
@@ -127,26 +127,6 @@ def make_victim(prepared: Prepared, folder: RunFolder, client: str) -> Victim:
         upload=upload,
         sends_weights=_holds_weights(templates.upload),
     )
-
-
-def _state(folder: RunFolder, client: str, round: int, fresh: ClientState) -> ClientState:
-    try:
-        state = ClientStore(folder.clients).read(client, round, fresh)
-    except BadMessage as problem:
-        raise UserError(f"{folder.path} cannot be audited: {problem}") from None
-    if state is None:
-        raise UserError(f"{client} never took part in {folder.path}; name another with --clients")
-    return state
-
-
-def _last_upload(folder: RunFolder, like: Record, client: str, bits: int | None) -> Any:
-    """The newest message that can be read; a refused one never entered the model."""
-    for blob in folder.kept_messages(client):
-        try:
-            return decode(blob, like, client, bits)
-        except BadMessage:
-            continue
-    return None
 
 
 def _outsiders(context: RunContext, client: str) -> Images:

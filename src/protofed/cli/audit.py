@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from protofed.audit import Effort
-from protofed.audit.audit import audit, audit_tables
+from protofed.audit.audit import audit
+from protofed.audit.findings import audit_tables
 from protofed.cli.options import QuietOption
 from protofed.cli.output import console, show_table
 

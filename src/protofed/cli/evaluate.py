@@ -26,7 +26,7 @@ def evaluate_command(
 
     Example: protofed evaluate my-run --data external-site --part all --labels "0=healthy,1-4=diseased"
     """
-    from protofed.explain import evaluate
+    from protofed.inference import evaluate
 
     content = evaluate(
         run,

@@ -72,13 +72,13 @@ def _show(content: dict[str, Any]) -> None:
             view["client"],
             view["predicted"],
             percent(view["probability"]),
-            f"{spoken['class']} #{spoken['prototype']}",
-            f"{spoken['lift']:+.3f}",
-            "flat" if spoken["box"] is None else "{}-{}, {}-{}".format(*spoken["box"]),
+            f"{prototype['class']} #{prototype['prototype']}",
+            f"{prototype['lift']:+.3f}",
+            "flat" if prototype["box"] is None else "{}-{}, {}-{}".format(*prototype["box"]),
         ]
         for image in content["images"]
         for view in image["clients"]
-        for spoken in view["prototypes"][:1]
+        for prototype in view["prototypes"][:1]
     ]
     columns = ["image", "client", "prediction", "%", "prototype", "lift", "rows, columns"]
     show_table(Table("The prototype that spoke most", columns, rows))

@@ -8,7 +8,7 @@ import typer
 
 from protofed.cli.options import DataRootOption
 from protofed.cli.output import console, percent, size
-from protofed.inference.join import DEFAULT_ROUNDS, Step, join
+from protofed.inference.join import DEFAULT_ROUNDS, JoinRound, join
 
 
 def join_command(
@@ -35,10 +35,10 @@ def join_command(
     Example: protofed join my-run --data my-data --model lenet5 --out my-site
     """
 
-    def tell(step: Step) -> None:
-        console().print(f"  round {step.round}  accuracy {percent(step.accuracy)} %  up {size(step.up)}")
+    def tell(done: JoinRound) -> None:
+        console().print(f"  round {done.round}  accuracy {percent(done.accuracy)} %  up {size(done.up)}")
 
-    joined = join(
+    result = join(
         run,
         data,
         out=out,
@@ -51,13 +51,13 @@ def join_command(
         labels=labels,
         samples_per_client=samples_per_client,
     )
-    told = joined.as_dict()
+    content = result.as_dict()
     if as_json:
-        print(json.dumps(told))
+        print(json.dumps(content))
         return
-    sent = f"{size(told['bytes']['up'])} up and {size(told['bytes']['down'])} down"
-    when = f"reached after {joined.reached} rounds" if joined.reached else f"not reached in {len(joined.steps)} rounds"
+    sent = f"{size(content['bytes']['up'])} up and {size(content['bytes']['down'])} down"
+    when = f"reached after {result.reached} rounds" if result.reached else f"not reached in {len(result.rounds)} rounds"
     console().print(
-        f"{joined.client} began with {joined.start}; the others' {percent(joined.target)} % were {when}, "
+        f"{result.client} began with {result.start}; the others' {percent(result.target)} % were {when}, "
         f"sent {sent}; written to {out}"
     )

@@ -82,7 +82,7 @@ def _draw(result: Reproduction, out: str | None) -> list[Path]:
     """Draw the pictures of a figure that has some; their files."""
     if result.preset.draw is None or out is None:
         return []
-    from protofed.explain.redrawing import redraw
+    from protofed.studies.tables.redrawing import redraw
 
     return redraw(result, Path(out))
 

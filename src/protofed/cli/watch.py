@@ -18,11 +18,11 @@ def watch_command(
 
     Example: protofed watch runs/demo
     """
-    from protofed.report.server import Server
+    from protofed.report.server import ReportServer
 
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}; start a run with --out {folder} first")
-    with Server(folder, port) as server:
+    with ReportServer(folder, port) as server:
         console().print(f"{server.address} shows {folder}; Ctrl-C ends this, not the runs", soft_wrap=True)
         if show:
             typer.launch(server.address)

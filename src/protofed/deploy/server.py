@@ -19,8 +19,8 @@ from protofed.errors import BadMessage, UserError
 from protofed.federation import Federation, RunFolder, TooFewClients
 from protofed.records import encode
 from protofed.runs.assembly import Assembly, assemble
+from protofed.runs.opened import Run
 from protofed.runs.options import Options, make_options
-from protofed.runs.results import Run
 from protofed.runs.run import carry_out, refuse_changes
 from protofed.system import one_thread
 

@@ -2,6 +2,5 @@
 
 from protofed.explain.embeddings import embed
 from protofed.explain.explaining import explain
-from protofed.inference.evaluating import evaluate
 
-__all__ = ["embed", "evaluate", "explain"]
+__all__ = ["embed", "explain"]

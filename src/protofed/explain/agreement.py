@@ -47,12 +47,12 @@ def _compared(one: Explanation, other: Explanation, rng: np.random.Generator) ->
     nothing = {"class": None, "iou": None, "iou_random": None, "rank_correlation": None}
     if one.predicted != other.predicted:
         return {"same_class": 0.0, **nothing}
-    found = {"same_class": 1.0, **nothing, "class": one.predicted}
+    comparison = {"same_class": 1.0, **nothing, "class": one.predicted}
     left, right = one.strongest, other.strongest
     if left.box is None or right.box is None:
-        return found
+        return comparison
     size = (left.map.shape[0], left.map.shape[1])
-    return found | {
+    return comparison | {
         "iou": left.box.overlap(right.box),
         "iou_random": _by_chance(left.box, right.box, size, rng),
         "rank_correlation": float(spearmanr(left.map.ravel(), right.map.ravel()).statistic),

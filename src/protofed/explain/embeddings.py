@@ -26,7 +26,7 @@ from torch import Tensor
 
 from protofed.data.images import Images
 from protofed.errors import UserError, unknown_name
-from protofed.explain.images import chosen_class
+from protofed.explain.images import class_number_of
 from protofed.explain.plots import draw_embeddings, draw_hausdorff
 from protofed.models.net import Net
 from protofed.records import Features, Record
@@ -59,37 +59,39 @@ def embed(
     """
     if not runs:
         raise UserError("embed needs a run folder, or several on the same data")
+    folder = Path(out)
     with one_thread():
         rows = [[OpenRun(path, done=done, with_data=True) for done in _moments(path, rounds)] for path in runs]
         _refuse_unlike(rows)
         first = rows[0][0]
-        chosen = _test_images(first, domains, label, samples)
-        panels = [[_panel(opened, chosen) for opened in row] for row in rows]
-        folder = Path(out)
+        test_images = _test_images(first, domains, label, samples)
+        panels = [[_panel(opened, test_images) for opened in row] for row in rows]
         folder.mkdir(parents=True, exist_ok=True)
         draw_embeddings(panels, folder / "embeddings.png")
-        captions = {"embeddings.png": "t-SNE of test features, by class and by domain"}
-        distances = {_title(row[0]): _over_rounds(row) for row in rows} if hausdorff else None
-        if distances is not None:
-            lines = {name: {key: found[key] for key in ("before", "after")} for name, found in distances.items()}
-            draw_hausdorff([opened.done for opened in rows[0]], lines, folder / "hausdorff.png")
-            captions["hausdorff.png"] = "Hausdorff distance of clients' class manifolds to the union of all"
-        content: dict[str, Any] = {
-            "title": f"Features of {Path(first.config['data']['name']).name}",
-            "samples": sum(len(images) for images in chosen.values()),
-            "classes": first.classes,
-            "domains": list(chosen),
-            "panels": [
-                {key: value for key, value in panel.items() if key not in ("classes", "domains", "title")}
-                for row in panels
-                for panel in row
-            ],
-            "hausdorff": distances,
-            "items": [{"image": name, "caption": words} for name, words in captions.items()],
-        }
-        content["tables"] = [table.as_dict() for table in _tables(content)]
-        write_atomically(folder / INDEX, json.dumps(content, allow_nan=False).encode() + b"\n")
+        items = [{"image": "embeddings.png", "caption": "t-SNE of test features, by class and by domain"}]
+        distances = None
+        if hausdorff:
+            distances = {_title(row[0]): _over_rounds(row) for row in rows}
+            draw_hausdorff([opened.done for opened in rows[0]], distances, folder / "hausdorff.png")
+            caption = "Hausdorff distance of clients' class manifolds to the union of all"
+            items.append({"image": "hausdorff.png", "caption": caption})
+    content: dict[str, Any] = {
+        "title": f"Features of {Path(first.config['data']['name']).name}",
+        "samples": sum(len(images) for images in test_images.values()),
+        "classes": first.classes,
+        "domains": list(test_images),
+        "panels": [_without_names(panel) for row in panels for panel in row],
+        "hausdorff": distances,
+        "items": items,
+    }
+    content["tables"] = [table.as_dict() for table in _tables(content)]
+    write_atomically(folder / INDEX, json.dumps(content, allow_nan=False).encode() + b"\n")
     return content
+
+
+def _without_names(panel: Mapping[str, Any]) -> dict[str, Any]:
+    """A panel as the file has it: the names that all panels share stand there once."""
+    return {key: value for key, value in panel.items() if key not in ("classes", "domains", "title")}
 
 
 def _refuse_unlike(rows: Sequence[Sequence[OpenRun]]) -> None:
@@ -119,8 +121,8 @@ def _tables(content: Mapping[str, Any]) -> list[Table]:
         ["run", "round", "own", "completed"],
         [
             [name, str(done), _number(before), _number(after)]
-            for name, found in content["hausdorff"].items()
-            for done, before, after in zip(found["rounds"], found["before"], found["after"], strict=True)
+            for name, lines in content["hausdorff"].items()
+            for done, before, after in zip(lines["rounds"], lines["before"], lines["after"], strict=True)
         ],
     )
     return [scores, distances]
@@ -139,7 +141,7 @@ def _moments(path: str | Path, rounds: Sequence[int] | None) -> list[int | None]
 
 def _test_images(opened: OpenRun, domains: Sequence[str] | None, label: str | None, samples: int) -> dict[str, Images]:
     """As many test images of each domain, evenly spaced."""
-    wanted = None if label is None else chosen_class(opened, label)
+    wanted = None if label is None else class_number_of(opened, label)
     known = opened.context.dataset.domains
     names = list(domains) if domains else list(known)
     for name in names:
@@ -160,10 +162,10 @@ def _spaced(images: Images, count: int) -> Images:
     return images.take(order[torch.arange(count) * len(images) // count])
 
 
-def _panel(opened: OpenRun, chosen: Mapping[str, Images]) -> dict[str, Any]:
+def _panel(opened: OpenRun, test_images: Mapping[str, Images]) -> dict[str, Any]:
     """One map and its scores."""
     view = "global" if opened.has_global else "personal"
-    h, y, domain = _features(opened, chosen, view)
+    h, y, domain = _features(opened, test_images, view)
     points = tsne(h, opened.config["seed"])
     scores = {
         "silhouette": silhouette(h, y),
@@ -181,7 +183,7 @@ def _panel(opened: OpenRun, chosen: Mapping[str, Images]) -> dict[str, Any]:
         "y": y.tolist(),
         "domain": domain.tolist(),
         "classes": opened.classes,
-        "domains": list(chosen),
+        "domains": list(test_images),
         "title": f"{_title(opened)}, round {opened.done}\n{shown.replace('silhouette_map', 'on map')}",
     }
 
@@ -191,7 +193,7 @@ def _title(opened: OpenRun) -> str:
 
 
 def _features(
-    opened: OpenRun, chosen: Mapping[str, Images], view: str
+    opened: OpenRun, test_images: Mapping[str, Images], view: str
 ) -> tuple[FloatArray, NDArray[np.int64], NDArray[np.int64]]:
     """Features of all domains: by the server's model, or by the first client of each domain.
 
@@ -199,7 +201,7 @@ def _features(
     """
     parts, labels, places = [], [], []
     first_of = {domain: client for client, domain in reversed(opened.domains.items())}
-    for number, (name, images) in enumerate(chosen.items()):
+    for number, (name, images) in enumerate(test_images.items()):
         client = GLOBAL if view == "global" else first_of.get(name, opened.clients[0])
         net, _ = opened.model_of(client)
         parts.append(features_of(opened, net, images.x).numpy())
@@ -242,7 +244,7 @@ def mixing(
 
     Of each image's nearest neighbours in its class, the share from other domains over the share by chance.
     """
-    found, expected = 0.0, 0.0
+    mixed, expected = 0.0, 0.0
     for k in np.unique(y):
         rows, places = h[y == k], domain[y == k]
         if len(rows) < 2 or len(np.unique(places)) < 2:
@@ -251,29 +253,29 @@ def mixing(
         _, nearest = cKDTree(rows).query(rows, k=count + 1)
         others = places[nearest] != places[:, None]
         # A point is its own neighbour, and never of another domain.
-        found += float(others.sum()) / count
+        mixed += float(others.sum()) / count
         expected += sum(float((places != place).sum()) / (len(rows) - 1) for place in places)
-    return found / expected if expected else None
+    return mixed / expected if expected else None
 
 
 def _over_rounds(row: Sequence[OpenRun]) -> dict[str, Any]:
     each = [manifold_distances(opened) for opened in row]
     clients = {
         client: {
-            name: {when: [found[client][name][when] for found in each] for when in ("before", "after")}
+            name: {when: [distances[client][name][when] for distances in each] for when in ("before", "after")}
             for name in row[0].classes
         }
         for client in row[0].clients
     }
     return {
         "rounds": [opened.done for opened in row],
-        **{when: [_mean(_all(found, when)) for found in each] for when in ("before", "after")},
+        **{when: [_mean(_all(distances, when)) for distances in each] for when in ("before", "after")},
         "clients": clients,
     }
 
 
-def _all(found: Mapping[str, Mapping[str, Mapping[str, float | None]]], when: str) -> list[float]:
-    values = (entry[when] for classes in found.values() for entry in classes.values())
+def _all(distances: Mapping[str, Mapping[str, Mapping[str, float | None]]], when: str) -> list[float]:
+    values = (entry[when] for classes in distances.values() for entry in classes.values())
     return [value for value in values if value is not None]
 
 
@@ -310,12 +312,12 @@ def _own_features(opened: OpenRun, client: str) -> tuple[FloatArray, NDArray[np.
     net, _ = opened.model_of(client)
     held = opened.context.samples(client)
     count = min(_MOST_POINTS, len(held))
-    chosen = torch.arange(count) * len(held) // count
-    return features_of(opened, net, held.pixels(chosen)).double().numpy(), held.y[chosen].numpy()
+    places = torch.arange(count) * len(held) // count
+    return features_of(opened, net, held.pixels(places)).double().numpy(), held.y[places].numpy()
 
 
-def _rows(found: Features) -> tuple[FloatArray, NDArray[np.int64]]:
-    return found.rows.flatten(1).double().numpy(), found.labels.numpy()
+def _rows(features: Features) -> tuple[FloatArray, NDArray[np.int64]]:
+    return features.rows.flatten(1).double().numpy(), features.labels.numpy()
 
 
 def _first_features(record: Record) -> Features | None:

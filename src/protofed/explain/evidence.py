@@ -102,13 +102,13 @@ def explain_with(opened: OpenRun, client: str, pixels: Tensor, top: int, project
                 f"{opened.config['method']['name']} has no prototypes to explain a decision by; methods that have some "
                 "are marked so in `protofed methods`"
             )
-    found: list[Explanation] = []
+    explanations: list[Explanation] = []
     for x in batches(opened.normalised(pixels)):
         if table is None:
-            found += _of_parts(net, opened.method, at, client, x, top)
+            explanations += _of_parts(net, opened.method, at, client, x, top)
         else:
-            found += _of_classes(net, opened.method, at, client, x, top, table)
-    return found
+            explanations += _of_classes(net, opened.method, at, client, x, top, table)
+    return explanations
 
 
 def has_parts(net: Net) -> bool:
@@ -137,14 +137,14 @@ def source_patches(opened: OpenRun, client: str, prototypes: Sequence[int]) -> d
     sources = opened.sources_of(client, prototypes_of(net.model).vectors.detach()) if has_parts(net) else None
     if sources is None:
         return {}
-    chosen = [j for j in prototypes if sources.image[j] >= 0]
-    if not chosen:
+    projected = [j for j in prototypes if sources.image[j] >= 0]
+    if not projected:
         return {}
-    pixels = sources.pixels[chosen]
+    pixels = sources.pixels[projected]
     with net.eval():
         maps = net.call("similarity", net.features(opened.normalised(pixels), "prototypes"))
     patches = {}
-    for i, j in enumerate(chosen):
+    for i, j in enumerate(projected):
         box = peak_box(enlarged(maps[i, j], (pixels.shape[2], pixels.shape[3])).numpy())
         if box is not None:
             patches[j] = pixels[i].permute(1, 2, 0).numpy()[box.top : box.bottom, box.left : box.right]
@@ -245,8 +245,8 @@ def _explanations(
     positions = (maps.shape[2], maps.shape[3])
     result = []
     for i in range(len(x)):
-        chosen = _ranked(lift[i])[:top]
-        large = enlarged(maps[i][chosen], size).float().cpu().numpy()
+        ranked = _ranked(lift[i])[:top]
+        large = enlarged(maps[i][ranked], size).float().cpu().numpy()
         peaks = [peak_of(values) for values in large]
         evidence = tuple(
             Evidence(
@@ -260,7 +260,7 @@ def _explanations(
                 positions=positions,
                 scattered=peak is not None and peak.scattered,
             )
-            for rank, (j, peak) in enumerate(zip(chosen, peaks, strict=True))
+            for rank, (j, peak) in enumerate(zip(ranked, peaks, strict=True))
         )
         result.append(Explanation(client, tuple(probabilities[i].tolist()), evidence))
     return result

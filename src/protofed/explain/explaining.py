@@ -23,7 +23,6 @@
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -34,21 +33,19 @@ from protofed.errors import UserError
 from protofed.explain.agreement import agreement
 from protofed.explain.evidence import Explanation, explain_with, source_patches
 from protofed.explain.faithfulness import FRACTIONS, faithfulness
-from protofed.explain.images import Chosen, from_domain, from_files
+from protofed.explain.images import SelectedImages, from_domain, from_files
 from protofed.explain.maps import even
 from protofed.explain.page import page
 from protofed.explain.pictures import Column, colour, figure, matrix
 from protofed.explain.plots import draw_curves
-from protofed.explain.wording import ABOUT, findings, tables
-from protofed.federation import Federation, RoundPolicy, RunFolder
+from protofed.explain.wording import ABOUT, findings, notes, tables
+from protofed.federation import Federation, RoundPolicy
 from protofed.runs.opened import GLOBAL, OpenRun
 from protofed.seeding import numpy_generator
 from protofed.system import one_thread, write_atomically
 
 INDEX = "explanations.json"
 
-_COSTLY = 0.05
-"""Accuracy that a projection may cost without a word."""
 _COMPRESSION = 4
 """Of PNG files: half the time of the usual 6, a few percent larger. Nothing costs more in an explanation."""
 
@@ -83,7 +80,7 @@ def explain(
     with one_thread():
         accuracies = project_now(run) if project else None
         opened = OpenRun(run, with_data=domain is not None)
-        chosen = (
+        selected = (
             from_domain(opened, domain, count, label)
             if domain is not None
             else from_files(opened, Path(str(images)), count)
@@ -91,8 +88,8 @@ def explain(
         names = list(clients) if clients else opened.clients
         folder = Path(out) if out is not None else opened.run.path / "explanations"
         folder.mkdir(parents=True, exist_ok=True)
-        made = _Made(opened, chosen, names, top, folder, use_projected=projected)
-        content = made.content(accuracies, faithful)
+        explained = _ExplanationFolder(opened, selected, names, top, folder, use_projected=projected)
+        content = explained.content(accuracies, faithful)
         write_atomically(folder / INDEX, json.dumps(content, indent=2, allow_nan=False).encode() + b"\n")
         write_atomically(folder / "index.html", page(content, folder).encode())
     return content
@@ -103,7 +100,7 @@ def project_now(run: str | Path) -> dict[str, Any]:
     opened = OpenRun(run, with_data=True)
     if "prototypes" not in opened.context.model.stage_names:
         raise UserError(f"{opened.config['method']['name']} has no part prototypes to project; leave --project out")
-    folder = RunFolder(opened.run.path)
+    folder = opened.run.folder
     folder.lock()
     try:
         engine = LoopEngine(opened.prepared)
@@ -114,14 +111,21 @@ def project_now(run: str | Path) -> dict[str, Any]:
         folder.release()
 
 
-class _Made:
+class _ExplanationFolder:
     """The parts of a folder of explanations."""
 
     def __init__(
-        self, opened: OpenRun, chosen: Chosen, clients: Sequence[str], top: int, folder: Path, *, use_projected: bool
+        self,
+        opened: OpenRun,
+        images: SelectedImages,
+        clients: Sequence[str],
+        top: int,
+        folder: Path,
+        *,
+        use_projected: bool,
     ) -> None:
         self._opened = opened
-        self._chosen = chosen
+        self._images = images
         self._clients = clients
         self._folder = folder
         self._use_projected = use_projected
@@ -129,12 +133,12 @@ class _Made:
         self._views: dict[str, list[Explanation]] = {}
         self._sources: dict[str, Mapping[int, Any]] = {}
         for client in clients:
-            self._views[client] = explain_with(opened, client, chosen.pixels, top, use_projected)
-            spoken = sorted({each.prototype for view in self._views[client] for each in view.evidence})
-            self._sources[client] = {} if client == GLOBAL else source_patches(opened, client, spoken)
-        self._pictures = [self._drawn(number) for number in range(len(chosen.names))]
-        self._seconds = (time.perf_counter() - start) / len(chosen.names)
-        self._cpu_seconds = (time.process_time() - cpu_start) / len(chosen.names)
+            self._views[client] = explain_with(opened, client, images.pixels, top, use_projected)
+            prototypes = sorted({each.prototype for view in self._views[client] for each in view.evidence})
+            self._sources[client] = {} if client == GLOBAL else source_patches(opened, client, prototypes)
+        self._pictures = [self._drawn(number) for number in range(len(images.names))]
+        self._seconds = (time.perf_counter() - start) / len(images.names)
+        self._cpu_seconds = (time.process_time() - cpu_start) / len(images.names)
 
     def content(self, accuracies: dict[str, Any] | None, faithful: bool) -> dict[str, Any]:
         """explanations.json."""
@@ -153,7 +157,7 @@ class _Made:
             },
             "clients": list(self._clients),
             "projected": self._use_projected,
-            "images": [self._image(number) for number in range(len(self._chosen.names))],
+            "images": [self._image(number) for number in range(len(self._images.names))],
             "agreement": agreed,
             "agreement_pictures": self._agreement_pictures(agreed) if agreed else [],
             "faithfulness": self._faithfulness() if faithful else None,
@@ -180,10 +184,10 @@ class _Made:
         return shown + [{"image": name, "caption": words} for words, names in others.items() for name in names]
 
     def _image(self, number: int) -> dict[str, Any]:
-        label = self._chosen.labels[number]
+        label = self._images.labels[number]
         classes = self._opened.classes
         return {
-            "name": self._chosen.names[number],
+            "name": self._images.names[number],
             "label": classes[label] if label >= 0 else None,
             "pictures": self._pictures[number],
             "clients": [_view(views[number], label, classes) for views in self._views.values()],
@@ -191,7 +195,7 @@ class _Made:
 
     def _drawn(self, number: int) -> list[str]:
         """One picture for each rank of prototypes; their file names."""
-        image = colour(self._chosen.pixels[number].numpy())
+        image = colour(self._images.pixels[number].numpy())
         ranks = min(len(views[number].evidence) for views in self._views.values())
         names = []
         for rank in range(ranks):
@@ -203,10 +207,10 @@ class _Made:
 
     def _column(self, client: str, number: int, rank: int) -> Column:
         """What one client says about one image, by one of its prototypes."""
-        view, label = self._views[client][number], self._chosen.labels[number]
-        spoken = view.evidence[rank]
+        view, label = self._views[client][number], self._images.labels[number]
+        evidence = view.evidence[rank]
         right = None if label < 0 else view.predicted == label
-        return Column(client, view, spoken, self._sources[client].get(spoken.prototype), right)
+        return Column(client, view, evidence, self._sources[client].get(evidence.prototype), right)
 
     def _agreement_pictures(self, agreed: Mapping[str, Any]) -> list[str]:
         names = []
@@ -222,54 +226,24 @@ class _Made:
         curves = {}
         for client, views in self._views.items():
             rng = numpy_generator(seed, "faithfulness", client)
-            found = faithfulness(opened, client, self._chosen.pixels, views, rng, projected=self._use_projected)
-            if found is not None:
-                curves[client] = {
-                    **{key: list(value) if isinstance(value, tuple) else value for key, value in asdict(found).items()},
-                    "deletion_gap": found.deletion_gap,
-                    "insertion_gap": found.insertion_gap,
-                }
+            measured = faithfulness(opened, client, self._images.pixels, views, rng, projected=self._use_projected)
+            if measured is not None:
+                curves[client] = measured.as_dict()
         if not curves:
             return None
         draw_curves(curves, FRACTIONS, self._folder / "faithfulness.png")
         return {"fractions": list(FRACTIONS), "clients": curves, "pictures": ["faithfulness.png"]}
 
     def _notes(self, projection: Mapping[str, Any] | None) -> list[str]:
-        notes = []
-        if projection and projection["after"]["average"] < projection["before"]["average"] - _COSTLY:
-            notes.append(
-                "projection costs much accuracy: prototypes lie far from any training patch; train longer before it"
-            )
         strongest = [view.strongest for views in self._views.values() for view in views]
-        coarse = next((each for each in strongest if each.coarse), None)
-        if coarse is not None:
-            height, width = coarse.positions
-            notes.append(
-                f"maps have {height}x{width} positions only: boxes say little about the place; use larger images or a "
-                "network with fewer strides (the cifar stem), so that there are 8x8 or more"
-            )
-        flat = sum(each.box is None for each in strongest)
-        if flat:
-            notes.append(f"{flat} of {len(strongest)} maps are flat: nothing stands out, so they have no box")
-        scattered = sum(each.scattered for each in strongest)
-        if scattered:
-            notes.append(
-                f"{scattered} of {len(strongest)} maps have peaks far apart: the box is around the highest, so look at "
-                "the map as well"
-            )
         blank = sum(
-            self._shows_nothing(client, number) for client in self._clients for number in range(len(self._chosen.names))
+            self._shows_nothing(client, number) for client in self._clients for number in range(len(self._images.names))
         )
-        if blank:
-            notes.append(
-                f"{blank} of {len(strongest)} boxes are around an even part of the image, such as its dark rim: what "
-                "the model goes by there is nothing that a reader sees"
-            )
-        return notes
+        return notes(strongest, blank, projection)
 
     def _shows_nothing(self, client: str, number: int) -> bool:
         box = self._views[client][number].strongest.box
-        image = self._chosen.pixels[number].numpy()
+        image = self._images.pixels[number].numpy()
         return box is not None and even(image[:, box.top : box.bottom, box.left : box.right])
 
 

@@ -1,12 +1,12 @@
-"""Whether the boxed part of an image matters to the decision, and whether it is where the lesion is.
+"""Whether the boxed part of an image matters to the decision.
 
 Deletion: the pixels of the box, most active first, are blurred away; the probability of the predicted class should
 fall. Insertion: they are put into the blurred image; it should rise. Both are set beside random boxes of equal size.
-Pointing game: a box hits where it holds the middle of the lesion.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,6 +49,11 @@ class Curves:
         """How much more the box brings than a random one of its size when it is put in."""
         return self.insertion[-1] - self.insertion_random[-1]
 
+    def as_dict(self) -> dict[str, Any]:
+        """As explanations.json has it."""
+        curves = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+        return {**curves, "deletion_gap": self.deletion_gap, "insertion_gap": self.insertion_gap}
+
 
 def faithfulness(
     opened: OpenRun,
@@ -63,7 +68,7 @@ def faithfulness(
     net, at = opened.model_of(client)
     if projected and has_parts(net):
         place_projected(opened, client, net)
-    seen: list[NDArray[np.float64]] = []
+    probabilities: list[NDArray[np.float64]] = []
     for image, explanation in zip(pixels, explanations, strict=True):
         box = explanation.strongest.box
         if box is None:
@@ -79,10 +84,10 @@ def faithfulness(
         x = opened.normalised(versions / 255)
         with torch.no_grad(), net.eval():
             probability = opened.method.predict(net, x, at)[:, explanation.predicted]
-        seen.append(probability.double().numpy().reshape(2, len(boxes), len(FRACTIONS)))
-    if not seen:
+        probabilities.append(probability.double().numpy().reshape(2, len(boxes), len(FRACTIONS)))
+    if not probabilities:
         return None
-    curves = np.stack(seen)  # [images, deletion or insertion, box or random ones, fractions]
+    curves = np.stack(probabilities)  # [images, deletion or insertion, box or random ones, fractions]
     boxed, chance = curves[:, :, 0], curves[:, :, 1:].mean(2)
     ahead = boxed[:, :, -1] - chance[:, :, -1]
     return Curves(
@@ -90,7 +95,7 @@ def faithfulness(
         deletion_random=tuple(chance[:, 0].mean(0).tolist()),
         insertion=tuple(boxed[:, 1].mean(0).tolist()),
         insertion_random=tuple(chance[:, 1].mean(0).tolist()),
-        images=len(seen),
+        images=len(probabilities),
         deletion_wins=float((ahead[:, 0] < 0).mean()),
         insertion_wins=float((ahead[:, 1] > 0).mean()),
     )
@@ -114,9 +119,9 @@ def _versions(image: Tensor, orders: Sequence[NDArray[np.int64]]) -> Tensor:
     for start, source in ((flat, blurred), (blurred, flat)):
         for order in orders:
             for fraction in FRACTIONS:
-                chosen = torch.from_numpy(order[: round(fraction * len(order))])
+                changed = torch.from_numpy(order[: round(fraction * len(order))])
                 version = start.clone()
-                version[:, chosen] = source[:, chosen]
+                version[:, changed] = source[:, changed]
                 made.append(version)
     return torch.stack(made).view(-1, *image.shape)
 
@@ -131,25 +136,3 @@ def blur(image: Tensor) -> Tensor:
 def _spread(side: int, sigma: float) -> Tensor:
     distance = torch.arange(side)[:, None] - torch.arange(side)
     return F.normalize(torch.exp(-(distance**2) / (2 * sigma**2)), p=1, dim=1)
-
-
-def pointing_game(
-    explanations: Sequence[Explanation],
-    places: NDArray[np.float64],
-    size: tuple[int, int],
-    rng: np.random.Generator,
-    randoms: int = 20,
-) -> tuple[list[bool], list[float]]:
-    """For each image whether the box holds the place, and the share of random boxes of its size that do.
-
-    A flat map has no box and misses.
-    """
-    hits: list[bool] = []
-    by_chance: list[float] = []
-    for explanation, (row, column) in zip(explanations, places, strict=True):
-        box = explanation.strongest.box
-        hits.append(box is not None and box.contains(row, column))
-        if box is not None:
-            tried = [random_box(box, size, rng).contains(row, column) for _ in range(randoms)]
-            by_chance.append(sum(tried) / randoms)
-    return hits, by_chance

@@ -14,7 +14,7 @@ from protofed.runs.opened import OpenRun
 
 
 @dataclass(frozen=True)
-class Chosen:
+class SelectedImages:
     """Images of the run's shape, by name, with their class where it is known (-1: it is not)."""
 
     pixels: Tensor
@@ -24,7 +24,7 @@ class Chosen:
     """Of test images: their number in the domain's test set."""
 
 
-def from_files(opened: OpenRun, path: Path, count: int | None = None) -> Chosen:
+def from_files(opened: OpenRun, path: Path, count: int | None = None) -> SelectedImages:
     """The images of a folder and the folders in it, or a single file; a folder named like a class gives the class."""
     if not path.exists():
         raise UserError(f"there is no {path}; --images takes a folder of images or one image file")
@@ -37,24 +37,24 @@ def from_files(opened: OpenRun, path: Path, count: int | None = None) -> Chosen:
     classes = opened.classes
     labels = tuple(classes.index(file.parent.name) if file.parent.name in classes else -1 for file in files)
     names = tuple(file.name if path.is_file() else file.relative_to(path).as_posix() for file in files)
-    return Chosen(to_channels(pixels, channels), names, labels)
+    return SelectedImages(to_channels(pixels, channels), names, labels)
 
 
-def from_domain(opened: OpenRun, domain: str, count: int | None = None, label: str | None = None) -> Chosen:
+def from_domain(opened: OpenRun, domain: str, count: int | None = None, label: str | None = None) -> SelectedImages:
     """Test images of a domain, of every class in turn, or of one class."""
     if domain not in opened.context.dataset.domains:
         raise unknown_name("domain", domain, opened.context.dataset.domains)
-    wanted = None if label is None else chosen_class(opened, label)
+    wanted = None if label is None else class_number_of(opened, label)
     test = opened.context.dataset.domains[domain].test
     every = _in_turn(test.y, len(opened.classes)) if wanted is None else (test.y == wanted).nonzero()[:, 0].tolist()
-    chosen = every[:count]
-    if not chosen:
+    picked = every[:count]
+    if not picked:
         raise UserError(f"{domain} has no test images of class {label}")
-    taken = test.take(chosen)
-    return Chosen(taken.x, tuple(f"{domain} image {i}" for i in chosen), tuple(taken.y.tolist()), tuple(chosen))
+    taken = test.take(picked)
+    return SelectedImages(taken.x, tuple(f"{domain} image {i}" for i in picked), tuple(taken.y.tolist()), tuple(picked))
 
 
-def chosen_class(opened: OpenRun, label: str) -> int:
+def class_number_of(opened: OpenRun, label: str) -> int:
     """The class that a user names, or gives the number of."""
     number = class_number(label, opened.classes)
     if number is None:

@@ -111,6 +111,6 @@ def even(part: NDArray[np.uint8]) -> bool:
     return bool(high - low < _EVEN)
 
 
-def _around(chosen: NDArray[np.bool_]) -> Box:
-    rows, columns = np.nonzero(chosen.any(1))[0], np.nonzero(chosen.any(0))[0]
+def _around(mask: NDArray[np.bool_]) -> Box:
+    rows, columns = np.nonzero(mask.any(1))[0], np.nonzero(mask.any(0))[0]
     return Box(int(rows[0]), int(rows[-1]) + 1, int(columns[0]), int(columns[-1]) + 1)

@@ -120,10 +120,10 @@ def _headed(draw: ImageDraw.ImageDraw, column: Column, classes: Sequence[str], l
         draw.rectangle([left, top + 3, left + 10, top + 13], fill=mark, outline=_FAINT)
     draw.text((left + (16 if mark else 0), top), _short(column.title, 20), fill=_INK, font=_font(_TEXT + 1))
     explanation, evidence = column.explanation, column.evidence
-    said = (
+    prediction = (
         f"{_short(classes[explanation.predicted], 14)} {100 * explanation.probabilities[explanation.predicted]:.0f} %"
     )
-    draw.text((left, top + _LINE), said + (", wrong" if column.right is False else ""), fill=_INK, font=_font())
+    draw.text((left, top + _LINE), prediction + (", wrong" if column.right is False else ""), fill=_INK, font=_font())
     speaks = "for" if evidence.speaks_for else "against"
     text = f"{speaks}: {_short(classes[evidence.label], 12)} #{evidence.prototype}"
     draw.text((left, top + 2 * _LINE), text, fill=WARM if evidence.speaks_for else COOL, font=_font())

@@ -30,10 +30,10 @@ def draw_curves(curves: Mapping[str, Mapping[str, Any]], fractions: Sequence[flo
     pyplot = _pyplot()
     figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.4), sharey=True)
     for axis, kind, title in zip(axes, ("deletion", "insertion"), ("blurred away", "put in"), strict=True):
-        for number, (client, found) in enumerate(curves.items()):
+        for number, (client, curve) in enumerate(curves.items()):
             colour = COLOURS[number % len(COLOURS)]
-            axis.plot(fractions, found[kind], color=colour, marker="o", label=client)
-            axis.plot(fractions, found[f"{kind}_random"], color=colour, linestyle="--")
+            axis.plot(fractions, curve[kind], color=colour, marker="o", label=client)
+            axis.plot(fractions, curve[f"{kind}_random"], color=colour, linestyle="--")
         axis.set(
             title=f"{kind}: pixels of the box {title}", xlabel="share of the box (dashed: random boxes)", ylim=(0, 1)
         )

@@ -1,8 +1,9 @@
 """What a folder of explanations says, in words and tables: for its page, the command line and the report of a run."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from protofed.explain.evidence import Evidence
 from protofed.text import Table, percent
 
 ABOUT = (
@@ -11,6 +12,11 @@ ABOUT = (
     "was looked up. Warm places look like a prototype that speaks for the prediction, cool ones like one that speaks "
     "against it; grey places no more than an average place of the image. The paler a map, the less its prototype says."
 )
+
+_MATTERS = 0.02
+"""Probability by which a box must beat random ones to matter."""
+_COSTLY = 0.05
+"""Accuracy that a projection may cost without a note."""
 
 
 def tables(content: Mapping[str, Any]) -> dict[str, Table]:
@@ -23,13 +29,13 @@ def tables(content: Mapping[str, Any]) -> dict[str, Table]:
     return {name: table for name, table in made.items() if table is not None}
 
 
-def _agreement(found: Mapping[str, Any] | None) -> Table | None:
-    if found is None:
+def _agreement(figures: Mapping[str, Any] | None) -> Table | None:
+    if figures is None:
         return None
     entries = {
-        **{" and ".join(pair["clients"]): pair for pair in found["pairs"]},
-        **{f"class {name}": entry for name, entry in found["classes"].items()},
-        "overall": found["overall"],
+        **{" and ".join(pair["clients"]): pair for pair in figures["pairs"]},
+        **{f"class {name}": entry for name, entry in figures["classes"].items()},
+        "overall": figures["overall"],
     }
     keys = ("same_class", "iou", "iou_random", "rank_correlation")
     columns = ["", "compared", "same class", "boxes: IoU", "IoU of random boxes", "maps: rank correlation"]
@@ -37,11 +43,11 @@ def _agreement(found: Mapping[str, Any] | None) -> Table | None:
     return Table("Agreement between clients", columns, rows)
 
 
-def _faithfulness(found: Mapping[str, Any] | None) -> Table | None:
-    if found is None:
+def _faithfulness(figures: Mapping[str, Any] | None) -> Table | None:
+    if figures is None:
         return None
     rows = []
-    for client, curves in found["clients"].items():
+    for client, curves in figures["clients"].items():
         row = [client, str(curves["images"])]
         for kind in ("deletion", "insertion"):
             ends = (curves[kind][0], curves[kind][-1], curves[f"{kind}_random"][-1])
@@ -53,11 +59,11 @@ def _faithfulness(found: Mapping[str, Any] | None) -> Table | None:
     return Table("Does the box matter? Probability of the prediction", columns, rows)
 
 
-def _projection(found: Mapping[str, Any] | None) -> Table | None:
-    if found is None:
+def _projection(figures: Mapping[str, Any] | None) -> Table | None:
+    if figures is None:
         return None
     title = "Accuracy (%) before and after every prototype is moved onto its nearest training patch"
-    rows = [[client, percent(found["before"][client]), percent(after)] for client, after in found["after"].items()]
+    rows = [[client, percent(figures["before"][client]), percent(after)] for client, after in figures["after"].items()]
     return Table(title, ["client", "before", "after"], rows)
 
 
@@ -77,8 +83,8 @@ def _on_predictions(content: Mapping[str, Any]) -> Iterator[str]:
         yield f"Right on these {len(known)} images: {counted}."
 
 
-def _on_agreement(found: Mapping[str, Any] | None) -> Iterator[str]:
-    overall = found["overall"] if found is not None else None
+def _on_agreement(figures: Mapping[str, Any] | None) -> Iterator[str]:
+    overall = figures["overall"] if figures is not None else None
     if overall is None:
         return
     text = f"Two clients predict the same class in {100 * overall['same_class']:.0f} % of the cases"
@@ -91,11 +97,11 @@ def _on_agreement(found: Mapping[str, Any] | None) -> Iterator[str]:
     )
 
 
-def _on_boxes(found: Mapping[str, Any] | None) -> Iterator[str]:
-    if found is None:
+def _on_boxes(figures: Mapping[str, Any] | None) -> Iterator[str]:
+    if figures is None:
         yield "Whether the boxes matter to the decision has not been tried; --faithfulness does."
         return
-    for client, curves in found["clients"].items():
+    for client, curves in figures["clients"].items():
         costs, brings = curves["deletion_gap"], curves["insertion_gap"]
         verdict = "the box matters" if min(costs, brings) > _MATTERS else "the box hardly explains the decision"
         if max(costs, brings) > _MATTERS >= min(costs, brings):
@@ -106,8 +112,35 @@ def _on_boxes(found: Mapping[str, Any] | None) -> Iterator[str]:
         )
 
 
-_MATTERS = 0.02
-"""Probability by which a box must beat random ones to be said to matter."""
+def notes(strongest: Sequence[Evidence], blank: int, projection: Mapping[str, Any] | None) -> list[str]:
+    """What to know about the strongest prototypes' maps, `blank` of whose boxes show nothing, and the projection."""
+    flat = sum(each.box is None for each in strongest)
+    scattered = sum(each.scattered for each in strongest)
+    coarse = next((each for each in strongest if each.coarse), None)
+    lines = []
+    if projection and projection["after"]["average"] < projection["before"]["average"] - _COSTLY:
+        lines.append(
+            "projection costs much accuracy: prototypes lie far from any training patch; train longer before it"
+        )
+    if coarse is not None:
+        height, width = coarse.positions
+        lines.append(
+            f"maps have {height}x{width} positions only: boxes say little about the place; use larger images or a "
+            "network with fewer strides (the cifar stem), so that there are 8x8 or more"
+        )
+    if flat:
+        lines.append(f"{flat} of {len(strongest)} maps are flat: nothing stands out, so they have no box")
+    if scattered:
+        lines.append(
+            f"{scattered} of {len(strongest)} maps have peaks far apart: the box is around the highest, so look at "
+            "the map as well"
+        )
+    if blank:
+        lines.append(
+            f"{blank} of {len(strongest)} boxes are around an even part of the image, such as its dark rim: what "
+            "the model goes by there is nothing that a reader sees"
+        )
+    return lines
 
 
 def _number(value: float | None) -> str:

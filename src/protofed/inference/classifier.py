@@ -8,15 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from protofed.clients import ClientState, ClientStore, RunContext
+from protofed.clients import RunContext
 from protofed.errors import UserError, unknown_name
-from protofed.federation import RunFolder
 from protofed.method import At
 from protofed.models import ImageShape, Split, laid_out, nothing
 from protofed.models.net import Net
-from protofed.records import Record, Weights
-from protofed.runs.assembly import Assembly, reassemble
-from protofed.runs.results import Run
+from protofed.records import Weights
+from protofed.runs.opened import OpenRun, Run
 
 
 @dataclass(frozen=True)
@@ -37,15 +35,13 @@ class Classifier(nn.Module):
 
     def __init__(self, run: Run | str | Path, client: str | None = None) -> None:
         super().__init__()
-        self.run = run if isinstance(run, Run) else Run(run)
+        opened = OpenRun(run.path if isinstance(run, Run) else run)
+        self.run = opened.run
         self.client = client
-        self.config = self.run.config
+        self.config = opened.config
         self.summary = self.run.summary
-        assembly = reassemble(self.config, self.run.path)
-        self._method, self._context = assembly.context.method, assembly.context
-        state = RunFolder(self.run.path).last_server(assembly.templates.server)
-        members = _server_members(self.run, assembly, *state) if client is None else None
-        self._members = members or [_client_member(assembly, client or "", *state)]
+        self._method, self._context = opened.method, opened.context
+        self._members = _server_members(opened) if client is None else [_client_member(opened, client)]
         self.networks = nn.ModuleList(member.net.model for member in self._members)
         self.eval()
 
@@ -81,49 +77,42 @@ class Classifier(nn.Module):
         return torch.cat([self(part) for part in torch.split(pixels, batch)])
 
 
-def _server_members(run: Run, assembly: Assembly, round: int, server: Record) -> list[_Member]:
+def _server_members(opened: OpenRun) -> list[_Member]:
     """The server's model, or the clients' models that predict together."""
-    context, method = assembly.context, assembly.context.method
+    context, method, server = opened.context, opened.method, opened.server_state()
     weights = method.global_weights(server)
     if weights is None:
-        names = context.partition.clients
+        names = opened.clients
         raise UserError(
-            f"{run.path} has no global model: with {assembly.options.method} every client keeps its own; "
-            f"give --client, one of {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}"
+            f"{opened.run.path} has no global model: with {opened.config['method']['name']} every client keeps its "
+            f"own; give --client, one of {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}"
         )
-    down = method.broadcast(server, context.at(round + 1, None))
+    down = method.broadcast(server, context.at(opened.done, None))
     # A run is scored at the place of the round that has just ended, with what the next one would send.
-    at = replace(context.at(round, None), down=down)
-    if not (assembly.options.ensemble or method.ensembles):
+    at = replace(context.at(opened.last_round, None), down=down)
+    if not (opened.run.options.get("ensemble") or method.ensembles):
         return [_Member(_net(context, context.model, weights), at, 1.0)]
-    last = run.rounds[-1]
+    last = opened.run.rounds[-1]
     left_out = {event["client"] for event in last["events"]}
     clients = [client for client in last["participants"] if client not in left_out]
-    counts = {client: method.member_weight(context.at(round, client)) for client in clients}
+    counts = {client: method.member_weight(context.at(opened.last_round, client)) for client in clients}
     return [
-        _Member(_net(context, context.model, _stored(assembly, client).model), at, count / sum(counts.values()))
+        _Member(_net(context, context.model, opened.state_of(client).model), at, count / sum(counts.values()))
         for client, count in counts.items()
     ]
 
 
-def _client_member(assembly: Assembly, client: str, round: int, server: Record) -> _Member:
+def _client_member(opened: OpenRun, client: str) -> _Member:
     """What a client would use now: the newest broadcast over its own model."""
-    context, method = assembly.context, assembly.context.method
-    if client not in context.partition.clients:
-        raise unknown_name("client", client, context.partition.clients)
-    down: Any = method.broadcast(server, context.at(round + 1, client))
-    state = _stored(assembly, client)
+    context, method = opened.context, opened.method
+    if client not in opened.clients:
+        raise unknown_name("client", client, opened.clients)
+    down: Any = method.broadcast(opened.server_state(), context.at(opened.done, client))
+    state = opened.state_of(client)
     net = _net(context, context.models[context.architecture_of(client)], state.model)
     if method.loads != nothing:
         net.load(down.weights, method.loads)
-    return _Member(net, replace(context.at(round, client), down=down, memory=state.memory), 1.0)
-
-
-def _stored(assembly: Assembly, client: str) -> ClientState:
-    """A client's state after its last training, or before its first."""
-    context = assembly.context
-    fresh = assembly.templates.clients[context.architecture_of(client)]
-    return ClientStore(context.clients_folder).read(client, context.plan.rounds, fresh) or fresh
+    return _Member(net, replace(context.at(opened.last_round, client), down=down, memory=state.memory), 1.0)
 
 
 def _net(context: RunContext, model: Split, weights: Weights) -> Net:

@@ -46,7 +46,7 @@ def evaluate(
         dataset = load(
             data, data_root=data_root, domains=domains, labels=labels, image_size=(height, width), channels=channels
         )
-        numbers = _numbers(dataset.classes, opened, data)
+        numbers = _class_numbers(dataset.classes, opened, data)
         sets = {name: _images(domain.train, domain.test, part, numbers) for name, domain in dataset.domains.items()}
         names = list(clients) if clients else [*opened.clients, *([GLOBAL] if opened.has_global else [])]
         content = {
@@ -62,7 +62,7 @@ def evaluate(
     return content
 
 
-def _numbers(classes: Sequence[str], opened: OpenRun, data: str) -> Tensor:
+def _class_numbers(classes: Sequence[str], opened: OpenRun, data: str) -> Tensor:
     """The run's number of each class of the data, which need not have all of them."""
     known = {name: k for k, name in enumerate(opened.classes)}
     if not known.keys() >= set(classes):
@@ -75,8 +75,8 @@ def _numbers(classes: Sequence[str], opened: OpenRun, data: str) -> Tensor:
 
 
 def _images(train: Images, test: Images, part: str, numbers: Tensor) -> Images:
-    chosen = {"train": [train], "test": [test], "all": [train, test]}[part]
-    return Images(torch.cat([images.x for images in chosen]), numbers[torch.cat([images.y for images in chosen])])
+    parts = {"train": [train], "test": [test], "all": [train, test]}[part]
+    return Images(torch.cat([images.x for images in parts]), numbers[torch.cat([images.y for images in parts])])
 
 
 def _scores(opened: OpenRun, client: str, sets: dict[str, Images]) -> dict[str, Any]:
@@ -84,38 +84,32 @@ def _scores(opened: OpenRun, client: str, sets: dict[str, Images]) -> dict[str, 
     probabilities, truth, accuracies = [], [], {}
     for name, images in sets.items():
         with torch.no_grad(), net.eval():
-            found = torch.cat([opened.method.predict(net, opened.normalised(x), at) for x in batches(images.x)])
-        accuracies[name] = float((found.argmax(1) == images.y).double().mean())
-        probabilities.append(found.double().numpy())
+            scores = torch.cat([opened.method.predict(net, opened.normalised(x), at) for x in batches(images.x)])
+        accuracies[name] = float((scores.argmax(1) == images.y).double().mean())
+        probabilities.append(scores.double().numpy())
         truth.append(images.y.numpy())
     return {**metrics(np.concatenate(probabilities), np.concatenate(truth)), "domains": accuracies}
 
 
 def metrics(probabilities: NDArray[np.float64], y: NDArray[np.int64]) -> dict[str, Any]:
     """Accuracy, balanced accuracy, area under the curve and confusion matrix from probabilities [n, C]."""
-    classes = probabilities.shape[1]
-    confusion = np.zeros((classes, classes), dtype=np.int64)
-    np.add.at(confusion, (y, probabilities.argmax(1)), 1)
-    count = confusion.sum(1)
-    recall = np.diag(confusion)[count > 0] / count[count > 0]
+    from sklearn.metrics import accuracy_score, confusion_matrix, recall_score
+
+    predicted, present = probabilities.argmax(1), np.unique(y)
     return {
-        "accuracy": float(np.diag(confusion).sum() / len(y)),
-        "balanced_accuracy": float(recall.mean()),
-        "auc": _auc(probabilities, y),
-        "confusion": confusion.tolist(),
+        "accuracy": float(accuracy_score(y, predicted)),
+        # balanced_accuracy_score is the same, but warns where a class is predicted that the data does not have.
+        "balanced_accuracy": float(recall_score(y, predicted, labels=present, average="macro")),
+        "auc": _auc(probabilities, y) if len(present) == probabilities.shape[1] else None,
+        "confusion": confusion_matrix(y, predicted, labels=range(probabilities.shape[1])).tolist(),
     }
 
 
-def _auc(probabilities: NDArray[np.float64], y: NDArray[np.int64]) -> float | None:
-    """Area under the ROC curve, by ranks (ties count half)."""
-    from scipy.stats import rankdata
+def _auc(probabilities: NDArray[np.float64], y: NDArray[np.int64]) -> float:
+    """Of two classes the area under the ROC curve; of more, its mean over classes against the rest."""
+    from sklearn.metrics import roc_auc_score
 
     classes = probabilities.shape[1]
-    if len(np.unique(y)) < classes:
-        return None
-    areas = []
-    for k in range(classes) if classes > 2 else [1]:
-        own = y == k
-        ranks = rankdata(probabilities[:, k])
-        areas.append((ranks[own].sum() - own.sum() * (own.sum() + 1) / 2) / (own.sum() * (~own).sum()))
-    return float(np.mean(areas))
+    if classes == 2:
+        return float(roc_auc_score(y, probabilities[:, 1]))
+    return float(roc_auc_score(np.eye(classes, dtype=np.int64)[y], probabilities, average="macro"))

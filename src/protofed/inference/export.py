@@ -138,9 +138,9 @@ def _to_onnx(classifier: Classifier, path: Path) -> Callable[[Tensor], Tensor]:
     except ImportError as error:
         raise UserError(f"onnx needs more packages ({error.name}); pip install 'protofed[export]'") from None
     example = _noise(classifier)
-    said = logging.getLogger("torch.onnx")
-    level = said.level
-    said.setLevel(logging.ERROR)
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings(), torchs_own_kernels(classifier):
             warnings.simplefilter("ignore")
@@ -161,7 +161,7 @@ def _to_onnx(classifier: Classifier, path: Path) -> Callable[[Tensor], Tensor]:
             f"{classifier.config['method']['name']} cannot be written as onnx ({reason}); use --format safetensors"
         ) from error
     finally:
-        said.setLevel(level)
+        logger.setLevel(level)
     model = onnx.load(str(path))
     onnx.helper.set_model_props(model, {"protofed": json.dumps(_card(classifier, "onnx"))})
     onnx.checker.check_model(model)

@@ -16,8 +16,8 @@ from protofed.models import Split, nothing
 from protofed.models.net import Net
 from protofed.records import Bytes, Message, decode
 from protofed.runs.assembly import Assembly, assemble
+from protofed.runs.opened import OpenRun
 from protofed.runs.options import Options, make_options
-from protofed.runs.results import Run
 from protofed.system import one_thread, write_atomically
 
 DEFAULT_ROUNDS = 20
@@ -25,8 +25,8 @@ _KEPT_DATA_SETTINGS = ("augment", "normalise", "validation")
 
 
 @dataclass(frozen=True)
-class Step:
-    """The newcomer after one round."""
+class JoinRound:
+    """How the newcomer did in one round."""
 
     round: int
     accuracy: float
@@ -36,31 +36,29 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Joined:
-    """How a newcomer did."""
+class JoinResult:
+    """How a newcomer did: what it began with, the accuracy of those who took part, and its own rounds."""
 
     client: str
     start: str
-    """What it began with."""
     target: float
-    """Accuracy of those who took part."""
-    steps: tuple[Step, ...]
+    rounds: tuple[JoinRound, ...]
 
     @property
     def reached(self) -> int | None:
         """The first round after which it was as good as the others."""
-        return next((step.round for step in self.steps if step.accuracy >= self.target), None)
+        return next((each.round for each in self.rounds if each.accuracy >= self.target), None)
 
     def as_dict(self) -> dict[str, Any]:
-        """For machines."""
-        until = [step for step in self.steps if self.reached is None or step.round <= self.reached]
+        """As join.json has it."""
+        until = [each for each in self.rounds if self.reached is None or each.round <= self.reached]
         return {
             "client": self.client,
             "start": self.start,
             "target": self.target,
             "reached": self.reached,
-            "bytes": {"up": sum(step.up for step in until), "down": sum(step.down for step in until)},
-            "rounds": [asdict(step) for step in self.steps],
+            "bytes": {way: sum(getattr(each, way) for each in until) for way in ("up", "down")},
+            "rounds": [asdict(each) for each in self.rounds],
         }
 
 
@@ -72,37 +70,40 @@ def join(
     rounds: int = DEFAULT_ROUNDS,
     model: str | None = None,
     weights: str | None = None,
-    tell: Callable[[Step], None] | None = None,
+    tell: Callable[[JoinRound], None] | None = None,
     **own: Any,
-) -> Joined:
+) -> JoinResult:
     """Train one more client, with its own images, against the broadcast of a complete run; stops when it is as good.
 
     It begins with the global model where there is one; with `weights`, a backbone and a fresh head; with `model`, an
     architecture of its own, where nothing but prototypes is exchanged. `own` are options that say how data is read.
     """
-    host, folder = Run(run), Path(out)
+    folder = Path(out)
     if folder.exists():
         raise UserError(f"{folder} exists already; give another --out")
-    target = _others(host)
+    host = OpenRun(run)
+    target = _average_accuracy(host)
     with one_thread():
         options = _options(host, data, rounds, model, weights, own)
         assembly = assemble(options, folder / "clients")
-        _refuse_strangers(host, assembly)
-        context, message, start = _prepared(host, assembly, fresh=weights is not None or model is not None)
+        _refuse_unfit(host, assembly)
+        context, message, start = _newcomer(host, assembly, fresh=weights is not None or model is not None)
         (folder / "clients").mkdir(parents=True)
         return _train(context, message, start, target, folder, tell)
 
 
-def _others(host: Run) -> float:
+def _average_accuracy(host: OpenRun) -> float:
     """The average accuracy of those who took part."""
-    accuracy = host.summary["accuracy_final"]
+    accuracy = host.run.summary["accuracy_final"]
     view = accuracy["personal"] or accuracy["global"]
     return float(view["average"])
 
 
-def _options(host: Run, data: str, rounds: int, model: str | None, weights: str | None, own: dict[str, Any]) -> Options:
+def _options(
+    host: OpenRun, data: str, rounds: int, model: str | None, weights: str | None, own: dict[str, Any]
+) -> Options:
     """The options of the run, on other data."""
-    stored, config = host.options, host.config
+    stored, config = host.run.options, host.config
     channels, height, width = config["data"]["image_shape"]
     if height != width:
         raise UserError(f"the run has images of {height}x{width}; a newcomer needs square ones")
@@ -112,7 +113,7 @@ def _options(host: Run, data: str, rounds: int, model: str | None, weights: str 
         if not key.startswith("data.") or key.removeprefix("data.") in _KEPT_DATA_SETTINGS
     }
     models = stored["model"].split(",")
-    chosen = {
+    options = {
         **stored,
         "data": data,
         "data_root": None,
@@ -134,10 +135,10 @@ def _options(host: Run, data: str, rounds: int, model: str | None, weights: str 
         "set": {**settings, "data.channels": str(channels)},
         **{name: value for name, value in own.items() if value is not None},
     }
-    return make_options(chosen)
+    return make_options(options)
 
 
-def _refuse_strangers(host: Run, assembly: Assembly) -> None:
+def _refuse_unfit(host: OpenRun, assembly: Assembly) -> None:
     """Whoever joins has the classes of the others, and is one client."""
     classes, context = tuple(host.config["data"]["classes"]), assembly.context
     if context.dataset.classes != classes:
@@ -155,9 +156,9 @@ def _refuse_strangers(host: Run, assembly: Assembly) -> None:
         )
 
 
-def _prepared(host: Run, assembly: Assembly, fresh: bool) -> tuple[RunContext, Message, str]:
-    """The newcomer's setting, in which nothing replaces its own model any more, and what it is sent every round."""
-    context, blob = assembly.context, (host.path / "broadcast.safetensors").read_bytes()
+def _newcomer(host: OpenRun, assembly: Assembly, fresh: bool) -> tuple[RunContext, Message, str]:
+    """The newcomer's context, in which nothing replaces its own model any more, and what it is sent every round."""
+    context, blob = assembly.context, host.broadcast()
     try:
         down: Any = decode(blob, assembly.templates.down, "broadcast")
     except BadMessage as problem:
@@ -167,7 +168,7 @@ def _prepared(host: Run, assembly: Assembly, fresh: bool) -> tuple[RunContext, M
     if not fresh and method.loads != nothing:
         model, start = _with_global_weights(model, method, down), "the global model"
     # It has an architecture of its own only while nobody averages; the others' was there for its length of features.
-    alone = replace(context, models=(model,), method=_keeping_its_own(method))
+    alone = replace(context, models=(model,), method=_keeping_own_model(method))
     return alone, Message(blob, Bytes(other=len(blob))), start
 
 
@@ -177,19 +178,24 @@ def _with_global_weights(model: Split, method: Method, down: Any) -> Split:
     return net.model
 
 
-def _keeping_its_own(method: Method) -> Method:
+def _keeping_own_model(method: Method) -> Method:
     """The method of a client that goes on from its own model, whatever is broadcast."""
     kept: type[Method] = type("Newcomer", (type(method),), {"loads": nothing, "__doc__": type(method).__doc__})
     return kept(**asdict(method))
 
 
 def _train(
-    context: RunContext, message: Message, start: str, target: float, folder: Path, tell: Callable[[Step], None] | None
-) -> Joined:
+    context: RunContext,
+    message: Message,
+    start: str,
+    target: float,
+    folder: Path,
+    tell: Callable[[JoinRound], None] | None,
+) -> JoinResult:
     (client,) = context.partition.clients
     context = replace(context, clients_folder=folder / "clients")
     side = ClientSide(prepare(context))
-    steps: list[Step] = []
+    rounds: list[JoinRound] = []
     for round in range(context.plan.rounds):
         trained = side.perform(Train(round, client), message)
         if not isinstance(trained, Trained):
@@ -198,12 +204,12 @@ def _train(
         weights, predicted, right = side.examine(job, message)
         (folder / "clients" / f"{client}.round-{round}").replace(folder / "clients" / f"{client}.safetensors")
         accuracy = int((predicted == right).sum()) / max(len(right), 1)
-        steps.append(Step(round + 1, accuracy, trained.size.total, message.size.total))
+        rounds.append(JoinRound(round + 1, accuracy, trained.size.total, message.size.total))
         write_atomically(folder / "model.safetensors", save(weights.tensors()))
         if tell is not None:
-            tell(steps[-1])
+            tell(rounds[-1])
         if accuracy >= target:
             break
-    joined = Joined(client, start, target, tuple(steps))
-    write_atomically(folder / "join.json", json.dumps(joined.as_dict(), indent=2).encode() + b"\n")
-    return joined
+    result = JoinResult(client, start, target, tuple(rounds))
+    write_atomically(folder / "join.json", json.dumps(result.as_dict(), indent=2).encode() + b"\n")
+    return result

@@ -22,30 +22,30 @@ def predict(classifier: Classifier, images: str | Path, out: str | Path) -> dict
     pixels = pixels_for(classifier, paths)
     with one_thread():
         probabilities = classifier.probabilities(pixels)
-    chosen = probabilities.argmax(1).tolist()
+    predicted = probabilities.argmax(1).tolist()
     table = io.StringIO()
     writer = csv.writer(table, lineterminator="\n")
     writer.writerow(["file", "predicted", *classifier.classes])
     root = Path(images) if Path(images).is_dir() else Path(images).parent
-    for path, label, row in zip(paths, chosen, probabilities.tolist(), strict=True):
+    for path, label, row in zip(paths, predicted, probabilities.tolist(), strict=True):
         writer.writerow([path.relative_to(root).as_posix(), classifier.classes[label], *(f"{p:.6f}" for p in row)])
     Path(out).parent.mkdir(parents=True, exist_ok=True)
     write_atomically(Path(out), table.getvalue().encode())
-    return {name: chosen.count(index) for index, name in enumerate(classifier.classes)}
+    return {name: predicted.count(index) for index, name in enumerate(classifier.classes)}
 
 
 def image_files(place: Path) -> list[Path]:
     """The image files below a folder, sorted, or one file."""
     if place.is_file():
-        found = [place] if is_image(place) else []
+        paths = [place] if is_image(place) else []
     elif place.is_dir():
-        found = sorted(path for path in place.rglob("*") if path.is_file() and is_image(path))
+        paths = sorted(path for path in place.rglob("*") if path.is_file() and is_image(path))
     else:
         raise UserError(f"there is no folder {place}; give one with images")
-    if not found:
+    if not paths:
         kinds = ", ".join(suffix[1:] for suffix in IMAGE_SUFFIXES)
         raise UserError(f"{place} holds no images; they are {kinds} files, also in folders below it")
-    return found
+    return paths
 
 
 def pixels_for(classifier: Classifier, paths: list[Path]) -> torch.Tensor:

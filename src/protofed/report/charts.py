@@ -3,24 +3,24 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from protofed.report.content import MethodGroup, MethodScores, ReportContent, ScoreView
 from protofed.report.curves import measures, series
-from protofed.report.reading import Findings, Group, Row, View
 
 _SHOWN_AT_FIRST = 9
 """More lines than this nobody can tell apart; the reader may switch on the others."""
 
 
-def chart_data(findings: Findings) -> dict[str, Any]:
+def chart_data(content: ReportContent) -> dict[str, Any]:
     """Everything that is drawn: methods with what they are drawn in, and per group its charts."""
-    names = list(dict.fromkeys(name for group in findings.groups for name in group.methods))
-    shown = _shown_at_first(findings.groups, names)
+    names = list(dict.fromkeys(name for group in content.groups for name in group.methods))
+    shown = _shown_at_first(content.groups, names)
     return {
         "methods": [{"name": name, "on": name in shown} for name in names],
-        "groups": [_group(group, names) for group in findings.groups],
+        "groups": [_group(group, names) for group in content.groups],
     }
 
 
-def _shown_at_first(groups: Sequence[Group], names: Sequence[str]) -> set[str]:
+def _shown_at_first(groups: Sequence[MethodGroup], names: Sequence[str]) -> set[str]:
     """All, or the baseline and the best."""
     if len(names) <= _SHOWN_AT_FIRST:
         return set(names)
@@ -34,7 +34,7 @@ def _shown_at_first(groups: Sequence[Group], names: Sequence[str]) -> set[str]:
     return set(ranked[:_SHOWN_AT_FIRST])
 
 
-def _group(group: Group, names: Sequence[str]) -> dict[str, Any]:
+def _group(group: MethodGroup, names: Sequence[str]) -> dict[str, Any]:
     position = {name: index for index, name in enumerate(names)}
     followed = []
     for measure in measures(group):
@@ -57,7 +57,7 @@ def _group(group: Group, names: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _dots(view: View, position: Mapping[str, int]) -> dict[str, Any]:
+def _dots(view: ScoreView, position: Mapping[str, int]) -> dict[str, Any]:
     """Per part of the test data every method with the range over its seeds, and the paper's figure."""
     labels = [*view.columns, *view.held_out, view.average]
     titles = [*view.columns, *(f"{name} (held out)" for name in view.held_out), view.average]
@@ -65,14 +65,14 @@ def _dots(view: View, position: Mapping[str, int]) -> dict[str, Any]:
     return {"view": view.name, "rows": titles, "points": points}
 
 
-def _point(row: Row, label: str, average: str) -> list[float | None] | None:
-    found = row.average if label == average else row.columns.get(label)
-    if found is None:
+def _point(row: MethodScores, label: str, average: str) -> list[float | None] | None:
+    score = row.average if label == average else row.columns.get(label)
+    if score is None:
         return None
-    return [*_rounded([found["mean"], min(found["seeds"]), max(found["seeds"])]), row.paper.get(label)]
+    return [*_rounded([score["mean"], min(score["seeds"]), max(score["seeds"])]), row.paper.get(label)]
 
 
-def _tests(view: View, position: Mapping[str, int]) -> dict[str, Any] | None:
+def _tests(view: ScoreView, position: Mapping[str, int]) -> dict[str, Any] | None:
     """Differences to the baseline with their intervals, where there are intervals."""
     points = {
         position[name]: _rounded([row.test["difference"], *row.test["interval"]])

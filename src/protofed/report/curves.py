@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from protofed.report.reading import Group, Reading
+from protofed.report.content import MethodGroup, ReportedRun
 
 _NO_PART = ("average", "held_out", "quantiles")
 _MOST_PARTS = 12
@@ -35,10 +35,10 @@ class Series:
     """Sent up and down until then."""
 
 
-def measures(group: Group) -> list[Measure]:
+def measures(group: MethodGroup) -> list[Measure]:
     """What the runs of a group have in common to be followed, the main one first."""
-    found: dict[str, Measure] = {}
-    for run in group.readings:
+    known: dict[str, Measure] = {}
+    for run in group.all_runs:
         accuracy: dict[str, Any] = next(
             (record["accuracy"] for record in reversed(run.rounds) if record["accuracy"]), {}
         )
@@ -46,16 +46,16 @@ def measures(group: Group) -> list[Measure]:
             parts = accuracy.get(view)
             if parts is None or not any(shown.name == view for shown in group.views or ()):
                 continue
-            found.setdefault(f"{view}.average", _accuracy(view, "average", f"average accuracy, {words}"))
+            known.setdefault(f"{view}.average", _accuracy(view, "average", f"average accuracy, {words}"))
             named = [part for part in parts if part not in _NO_PART]
             for part in named if len(named) <= _MOST_PARTS else []:
                 label = "all test images together" if part == "pooled" else part
-                found.setdefault(f"{view}.{part}", _accuracy(view, part, f"{label}, {words}"))
-    ordered = sorted(found.values(), key=lambda measure: not measure.key.endswith(".average"))
+                known.setdefault(f"{view}.{part}", _accuracy(view, part, f"{label}, {words}"))
+    ordered = sorted(known.values(), key=lambda measure: not measure.key.endswith(".average"))
     return [*ordered, Measure("loss", "training loss", False, lambda record: record["train_loss"])]
 
 
-def series(runs: Sequence[Reading], measure: Measure) -> Series | None:
+def series(runs: Sequence[ReportedRun], measure: Measure) -> Series | None:
     """One measure of one method; None where no run has it."""
     values: dict[int, list[float]] = {}
     sent: dict[int, list[float]] = {}

@@ -1,13 +1,13 @@
 """Pictures that other commands left in a run folder: embeddings, explanations, audits."""
 
-import base64
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from protofed.report.reading import Reading
+from protofed.pages.elements import png_source
+from protofed.report.content import ReportedRun
 from protofed.text import Table
 
 GALLERIES = {
@@ -23,8 +23,7 @@ _MOST_BYTES = 3_000_000
 """Of all pictures of one gallery, so that the page can still be sent."""
 
 
-@dataclass(frozen=True)
-class Picture:
+class EmbeddedPicture(NamedTuple):
     """One image inside the page."""
 
     source: str
@@ -39,12 +38,12 @@ class Gallery:
     title: str
     run: str
     text: str
-    pictures: list[Picture]
+    pictures: list[EmbeddedPicture]
     left_out: int
     tables: list[Table]
 
 
-def galleries(runs: list[Reading]) -> Iterator[Gallery]:
+def galleries(runs: list[ReportedRun]) -> Iterator[Gallery]:
     """Of all runs, in the order of the kinds; one whose index cannot be read is passed over."""
     for name, title in GALLERIES.items():
         for run in runs:
@@ -61,16 +60,15 @@ def _index(path: Path) -> dict[str, Any] | None:
     return content if isinstance(content, dict) else None
 
 
-def _gallery(run: Reading, name: str, title: str, index: dict[str, Any]) -> Gallery:
+def _gallery(run: ReportedRun, name: str, title: str, index: dict[str, Any]) -> Gallery:
     items = [item for item in index.get("items", []) if isinstance(item, dict) and "image" in item]
-    pictures: list[Picture] = []
+    pictures: list[EmbeddedPicture] = []
     room = _MOST_BYTES
     for item in items[:_MOST_IMAGES]:
         content = _picture(run.path / name, str(item["image"]))
         if content is not None and len(content) <= room:
             room -= len(content)
-            source = f"data:image/png;base64,{base64.b64encode(content).decode()}"
-            pictures.append(Picture(source, str(item.get("caption", ""))))
+            pictures.append(EmbeddedPicture(png_source(content), str(item.get("caption", ""))))
     tables = [
         Table(str(each.get("title", "")), list(map(str, each["columns"])), [list(row) for row in each["rows"]])
         for each in index.get("tables", [])

@@ -7,10 +7,11 @@ from importlib.metadata import version
 from importlib.resources import files
 from typing import Any, NamedTuple
 
+from protofed.pages.document import document
+from protofed.pages.elements import details, key
+from protofed.pages.markup import Html, tag
 from protofed.report.charts import chart_data
-from protofed.report.elements import behind, key
-from protofed.report.markup import Html, join, tag
-from protofed.report.reading import Findings, Reading
+from protofed.report.content import ReportContent, ReportedRun
 from protofed.report.sections import Section, about, pictures, results
 from protofed.report.wording import headline
 from protofed.text import duration
@@ -23,66 +24,57 @@ class Live(NamedTuple):
     can_stop: bool
 
 
-def render(findings: Findings, live: Live | None = None) -> str:
+def render(content: ReportContent, live: Live | None = None) -> str:
     """The whole page."""
-    data = chart_data(findings)
+    data = chart_data(content)
     order = {entry["name"]: index for index, entry in enumerate(data["methods"])}
-    sections = [*results(findings, order), *pictures(findings), *about(findings)]
+    sections = [*results(content, order), *pictures(content), *about(content)]
     main = tag(
         "main",
-        _headline(findings),
-        _progress(findings, live),
+        _headline(content),
+        _progress(content, live),
         _switches(data["methods"]),
         *(_section(section) for section in sections),
         id="main",
         tabindex="-1",
     )
-    body = join(
-        [tag("a", "Skip to the result", href="#main", class_="skip"), _header(findings, sections), main, _footer()]
-    )
     # Whatever a name holds, it must not end the script element that holds the data.
     block = Html(json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"))
-    scripts = join([tag("script", block, type="application/json", id="data"), tag("script", Html(_asset("page.js")))])
-    live_data = {} if live is None else {"data_live": live.token}
-    return (
-        f"<!doctype html>\n{tag('html', _head(findings, live), tag('body', body, scripts), lang='en', **live_data)}\n"
+    allow = {"script-src": "'unsafe-inline'"}
+    if live is not None:
+        allow["connect-src"] = "'self'"  # a live page asks its own server
+    return document(
+        content.title,
+        tag("a", "Skip to the result", href="#main", class_="skip"),
+        _header(content, sections),
+        main,
+        _footer(),
+        tag("script", block, type="application/json", id="data"),
+        tag("script", Html(_script())),
+        allow=allow,
+        data_live=None if live is None else live.token,
     )
 
 
 @cache
-def _asset(name: str) -> str:
-    return files(__package__).joinpath(name).read_text()
+def _script() -> str:
+    return files(__package__).joinpath("page.js").read_text()
 
 
-def _head(findings: Findings, live: Live | None) -> Html:
-    # Nothing may be loaded from anywhere, whatever the data say; a live page may ask its own server.
-    asks = "; connect-src 'self'" if live else ""
-    policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'{asks}"
-    return tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", http_equiv="Content-Security-Policy", content=policy),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="color-scheme", content="light dark"),
-        tag("title", f"{findings.title} · protofed"),
-        tag("style", Html(_asset("page.css"))),
-    )
-
-
-def _header(findings: Findings, sections: Sequence[Section]) -> Html:
+def _header(content: ReportContent, sections: Sequence[Section]) -> Html:
     links = [tag("li", tag("a", section.title, href=f"#{section.id}")) for section in sections]
     buttons = tag("div", tag("button", "Dark", type="button", id="theme", aria_pressed="false"), class_="tools script")
     return tag(
         "header",
-        tag("div", tag("p", findings.kind, class_="kind"), buttons, class_="top"),
-        tag("h1", findings.title),
-        tag("p", _subtitle(findings), class_="subtitle"),
+        tag("div", tag("p", content.kind, class_="kind"), buttons, class_="top"),
+        tag("h1", content.title),
+        tag("p", _subtitle(content), class_="subtitle"),
         tag("nav", tag("ul", *links), aria_label="Sections"),
     )
 
 
-def _subtitle(findings: Findings) -> str:
-    runs = findings.readings
+def _subtitle(content: ReportContent) -> str:
+    runs = content.all_runs
     if not runs:
         return ""
     config = runs[0].config
@@ -91,39 +83,39 @@ def _subtitle(findings: Findings) -> str:
     texts = [
         f"{len(runs)} runs" if len(runs) > 1 else "1 run",
         f"{clients} clients ({config['partition']['protocol']})" if clients > 1 else "1 client",
-        f"{runs[0].planned} rounds",
+        f"{runs[0].planned_rounds} rounds",
         f"{config['model']['name']}",
         f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}",
     ]
     return " · ".join(texts)
 
 
-def _headline(findings: Findings) -> Html:
-    first, *others = headline(findings)
+def _headline(content: ReportContent) -> Html:
+    first, *others = headline(content)
     parts = [tag("p", first, class_="lead"), *(tag("p", sentence) for sentence in others)]
-    missing = [line for group in findings.groups for line in group.missing]
+    missing = [line for group in content.groups for line in group.missing]
     if missing:
         title = f"Not complete: {missing[0]}" if len(missing) == 1 else f"Not complete: {len(missing)} runs are missing"
-        parts.append(behind(title, tag("ul", *(tag("li", line) for line in missing), class_="note")))
-    parts += [tag("p", note, class_="note") for note in (*findings.notes, *_warnings(findings))]
+        parts.append(details(title, tag("ul", *(tag("li", line) for line in missing), class_="note")))
+    parts += [tag("p", note, class_="note") for note in (*content.notes, *_warnings(content))]
     return tag("section", *parts, class_="headline", aria_label="Result in words")
 
 
-def _warnings(findings: Findings) -> list[str]:
-    return list(dict.fromkeys(f"Warning: {text}" for run in findings.readings for text in run.config["warnings"]))
+def _warnings(content: ReportContent) -> list[str]:
+    return list(dict.fromkeys(f"Warning: {text}" for run in content.all_runs for text in run.config["warnings"]))
 
 
-def _progress(findings: Findings, live: Live | None) -> Html:
+def _progress(content: ReportContent, live: Live | None) -> Html:
     """How far the runs are, where not all are complete."""
-    unfinished = [run for run in findings.readings if not run.complete]
+    unfinished = [run for run in content.all_runs if not run.complete]
     if not unfinished:
         return Html("")
     rows = [
         tag(
             "li",
             tag("span", f"{run.config['method']['name']}, seed {run.seed}", class_="what"),
-            tag("progress", value=len(run.rounds), max=run.planned, aria_label="rounds done"),
-            tag("span", _standing(run), class_="figures"),
+            tag("progress", value=len(run.rounds), max=run.planned_rounds, aria_label="rounds done"),
+            tag("span", _rounds_done(run), class_="figures"),
         )
         for run in unfinished
     ]
@@ -145,14 +137,14 @@ def _progress(findings: Findings, live: Live | None) -> Html:
     return tag("section", *parts, id="progress")
 
 
-def _standing(run: Reading) -> str:
-    done = f"{len(run.rounds)} of {run.planned} rounds"
-    if run.worker is None:
+def _rounds_done(run: ReportedRun) -> str:
+    done = f"{len(run.rounds)} of {run.planned_rounds} rounds"
+    if run.lock_holder is None:
         return f"{done}, nobody is at it now"
     if not run.rounds:
         return f"{done}, begun"
     last = run.rounds[-5:]
-    left = (run.planned - len(run.rounds)) * sum(record["seconds"]["total"] for record in last) / len(last)
+    left = (run.planned_rounds - len(run.rounds)) * sum(record["seconds"]["total"] for record in last) / len(last)
     return f"{done}, about {duration(left)} left"
 
 

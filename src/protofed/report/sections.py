@@ -1,25 +1,27 @@
 """The sections of the page, in the order they are read: results, pictures of other commands, how to do it again."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from protofed.report.again import command, resume
-from protofed.report.curves import measures, series
-from protofed.report.elements import (
+from protofed.pages.elements import (
     as_text,
-    behind,
     chart,
     command_line,
+    details,
+    gallery,
     mean_and_spread,
     method_table,
+    picture,
     plain_table,
     scroll,
     signed,
     stacked_bars,
 )
+from protofed.pages.markup import Html, join, tag
+from protofed.report.commands import command, resume
+from protofed.report.content import Cost, MethodGroup, MethodScores, ReportContent, ScoreView
+from protofed.report.curves import measures, series
 from protofed.report.galleries import Gallery, galleries
-from protofed.report.markup import Html, join, tag
-from protofed.report.reading import Findings, Group, Row, View
 from protofed.report.wording import view_title
 from protofed.text import duration, percent, size
 
@@ -39,31 +41,31 @@ class Section(NamedTuple):
     body: Html
 
 
-def results(findings: Findings, order: Mapping[str, int]) -> Iterator[Section]:
+def results(content: ReportContent, order: Mapping[str, int]) -> Iterator[Section]:
     """What came out; `order` numbers the methods as the script does."""
-    parts: list[tuple[str, str, Callable[[Group, int, Mapping[str, int]], Html]]] = [
+    parts: list[tuple[str, str, Callable[[MethodGroup, int, Mapping[str, int]], Html]]] = [
         ("accuracy", "Accuracy", _accuracy),
-        ("course", "Round by round", _course),
+        ("course", "Round by round", _curves),
         ("chance", "Could it be chance?", _significance),
         ("communication", "Communication", _communication),
         ("time", "Time", _time),
         ("partition", "Who holds what", _partition),
     ]
     for id, title, make in parts:
-        bodies = [(group, make(group, index, order)) for index, group in enumerate(findings.groups)]
-        several = len(findings.groups) > 1
+        bodies = [(group, make(group, index, order)) for index, group in enumerate(content.groups)]
+        several = len(content.groups) > 1
         shown = [join([tag("h3", group.title) if several else "", body]) for group, body in bodies if body]
         if shown:
             yield Section(id, title, join(shown))
-    if findings.tables:
+    if content.tables:
         tables = [
             plain_table(table.title, table.columns, [[as_text(cell) for cell in row] for row in table.rows])
-            for table in findings.tables
+            for table in content.tables
         ]
         yield Section("computed", "Computed", join(tables))
 
 
-def _accuracy(group: Group, index: int, order: Mapping[str, int]) -> Html:
+def _accuracy(group: MethodGroup, index: int, order: Mapping[str, int]) -> Html:
     parts = []
     for number, view in enumerate(group.views):
         heading = f"Accuracy of {view_title(view)}"
@@ -72,15 +74,10 @@ def _accuracy(group: Group, index: int, order: Mapping[str, int]) -> Html:
     return join(parts)
 
 
-def _accuracy_table(view: View, heading: str, order: Mapping[str, int]) -> Html:
+def _accuracy_table(view: ScoreView, heading: str, order: Mapping[str, int]) -> Html:
     labels = [*view.columns, *view.held_out]
     has_worst = len(labels) > 1 and any(row.worst is not None for row in view.rows.values())
-    papers = any(row.paper for row in view.rows.values())
-    best = {
-        label: max((row.columns[label]["mean"] for row in view.rows.values() if label in row.columns), default=None)
-        for label in labels
-    }
-    best["average"] = max(row.average["mean"] for row in view.rows.values())
+    best = _best_of_columns(view, labels)
     rows = {}
     for name, row in view.rows.items():
         cells = [mean_and_spread(row.columns.get(label), best[label], row.paper.get(label)) for label in labels]
@@ -89,11 +86,20 @@ def _accuracy_table(view: View, heading: str, order: Mapping[str, int]) -> Html:
     columns = [*view.columns, *(f"{name} (held out)" for name in view.held_out), view.average]
     columns += ["worst"] if has_worst else []
     note = "In %: mean over seeds ± standard deviation; the best of each column is bold."
-    note += " In brackets the paper's figure." if papers else ""
+    if any(row.paper for row in view.rows.values()):
+        note += " In brackets the paper's figure."
     return join([method_table(heading, columns, rows, order), tag("p", note, class_="small")])
 
 
-def _worst(row: Row) -> Html:
+def _best_of_columns(view: ScoreView, labels: Sequence[str]) -> dict[str, float | None]:
+    best: dict[str, float | None] = {"average": max(row.average["mean"] for row in view.rows.values())}
+    for label in labels:
+        means = [row.columns[label]["mean"] for row in view.rows.values() if label in row.columns]
+        best[label] = max(means, default=None)
+    return best
+
+
+def _worst(row: MethodScores) -> Html:
     if row.worst is None:
         return Html("–")
     names = row.worst.get("names", ())
@@ -101,7 +107,7 @@ def _worst(row: Row) -> Html:
     return join([mean_and_spread(row.worst), tag("span", f" {most_often}", class_="soft")])
 
 
-def _course(group: Group, index: int, order: Mapping[str, int]) -> Html:
+def _curves(group: MethodGroup, index: int, order: Mapping[str, int]) -> Html:
     followed = measures(group)
     table = _curve_table(group, order)
     if not table:
@@ -109,32 +115,32 @@ def _course(group: Group, index: int, order: Mapping[str, int]) -> Html:
     options = [tag("option", measure.label, value=measure.key) for measure in followed]
     choice = tag("label", "Show ", tag("select", *options, data_measure=index), class_="choice script")
     title = "Mean over seeds after each round; the band spans the lowest and the highest seed"
-    parts = [choice, chart("curves", index, 0, title), behind("Figures behind the curves", table)]
+    parts = [choice, chart("curves", index, 0, title), details("Figures behind the curves", table)]
     for view in group.views:
-        rows = {name: _milestones(row.course) for name, row in view.rows.items() if row.course}
+        rows = {name: _milestones(row.convergence) for name, row in view.rows.items() if row.convergence}
         if len(group.methods) > 1 and rows:
             target = group.target.get(view.name)
             title = f"On the way, {view_title(view)}: up to {percent(target)} %, the target"
             columns = ["rounds to target", "bytes to target", "settled in round", "fluctuation"]
-            parts.append(behind(title, method_table(title, columns, rows, order)))
+            parts.append(details(title, method_table(title, columns, rows, order)))
     return join(parts)
 
 
-def _milestones(course: Mapping[str, Any]) -> list[str]:
-    def reached(found: Mapping[str, Any], show: Callable[[float], str]) -> str:
-        if found["mean"] is not None:
-            return show(found["mean"])
-        return f"{found['reached']} of {len(found['seeds'])} seeds" if found["reached"] else "–"
+def _milestones(convergence: Mapping[str, Any]) -> list[str]:
+    def reached(figure: Mapping[str, Any], show: Callable[[float], str]) -> str:
+        if figure["mean"] is not None:
+            return show(figure["mean"])
+        return f"{figure['reached']} of {len(figure['seeds'])} seeds" if figure["reached"] else "–"
 
     return [
-        reached(course["rounds_to_target"], "{:.1f}".format),
-        reached(course["bytes_to_target"], size),
-        reached(course["convergence_round"], "{:.1f}".format),
-        percent(course["fluctuation"]["mean"]),
+        reached(convergence["rounds_to_target"], "{:.1f}".format),
+        reached(convergence["bytes_to_target"], size),
+        reached(convergence["convergence_round"], "{:.1f}".format),
+        percent(convergence["fluctuation"]["mean"]),
     ]
 
 
-def _curve_table(group: Group, order: Mapping[str, int]) -> Html:
+def _curve_table(group: MethodGroup, order: Mapping[str, int]) -> Html:
     main = measures(group)[0]
     lines = {name: line for name in group.methods if (line := series(group.runs[name], main))}
     if not lines:
@@ -150,7 +156,7 @@ def _curve_table(group: Group, order: Mapping[str, int]) -> Html:
     return method_table(f"{main.label} after round", list(map(str, picked)), rows, order)
 
 
-def _significance(group: Group, index: int, order: Mapping[str, int]) -> Html:
+def _significance(group: MethodGroup, index: int, order: Mapping[str, int]) -> Html:
     if len(group.methods) < 2:
         return Html("")
     parts = []
@@ -187,36 +193,42 @@ def _test(test: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _communication(group: Group, index: int, order: Mapping[str, int]) -> Html:
+def _communication(group: MethodGroup, index: int, order: Mapping[str, int]) -> Html:
     costs = group.costs
     if not costs:
         return Html("")
-    kinds = [kind for kind in next(iter(costs.values())).bytes["up"] if kind != "total"]
-    used = [kind for kind in kinds if any(cost.bytes[way][kind] for cost in costs.values() for way in _WAYS)]
+    kinds = _kinds_sent(costs)
     most = max(cost.bytes[way]["total"] for cost in costs.values() for way in _WAYS) or 1
     bars = [
         stacked_bars(
             f"Bytes of one run, {words}",
-            {name: {kind: cost.bytes[way][kind] for kind in used} for name, cost in costs.items()},
+            {name: {kind: cost.bytes[way][kind] for kind in kinds} for name, cost in costs.items()},
             most,
             size,
             order,
         )
         for way, words in _WAYS.items()
     ]
-    rows = {
-        name: [size(cost.bytes[way][kind]) for way in _WAYS for kind in (*used, "total")]
-        for name, cost in costs.items()
-    }
-    columns = [f"{kind} {way}" for way in _WAYS for kind in (*used, "total")]
     spent = Html("")
     if group.views:
         spent = chart("spent", index, 0, "Average accuracy against everything sent until then, up and down")
-    table = method_table("Bytes of one run", columns, rows, order)
-    return join([tag("div", *bars, class_="pair"), spent, behind("Exact figures", table)])
+    table = details("Exact figures", _bytes_table(costs, kinds, order))
+    return join([tag("div", *bars, class_="pair"), spent, table])
 
 
-def _time(group: Group, _index: int, order: Mapping[str, int]) -> Html:
+def _kinds_sent(costs: Mapping[str, Cost]) -> list[str]:
+    """The kinds of fields of which some method sends any."""
+    sent = [cost.bytes[way] for cost in costs.values() for way in _WAYS]
+    return [kind for kind in sent[0] if kind != "total" and any(counts[kind] for counts in sent)]
+
+
+def _bytes_table(costs: Mapping[str, Cost], kinds: Sequence[str], order: Mapping[str, int]) -> Html:
+    cells = [(way, kind) for way in _WAYS for kind in (*kinds, "total")]
+    rows = {name: [size(cost.bytes[way][kind]) for way, kind in cells] for name, cost in costs.items()}
+    return method_table("Bytes of one run", [f"{kind} {way}" for way, kind in cells], rows, order)
+
+
+def _time(group: MethodGroup, _index: int, order: Mapping[str, int]) -> Html:
     costs = group.costs
     if not costs:
         return Html("")
@@ -233,13 +245,13 @@ def _time(group: Group, _index: int, order: Mapping[str, int]) -> Html:
         for name, cost in costs.items()
     }
     table = method_table("Time and memory of one run", [*_PARTS, "total", "peak memory"], rows, order)
-    return join([bars, behind("Exact figures", table)])
+    return join([bars, details("Exact figures", table)])
 
 
-def _partition(group: Group, _index: int, _order: Mapping[str, int]) -> Html:
+def _partition(group: MethodGroup, _index: int, _order: Mapping[str, int]) -> Html:
     """Classes x clients, as a table whose cells are as dark as they are full."""
     # Pooled data has a single holder, which says nothing about the others.
-    dealt = [run for run in group.readings if len(run.config["partition"]["clients"]) > 1] or group.readings
+    dealt = [run for run in group.all_runs if len(run.config["partition"]["clients"]) > 1] or group.all_runs
     if not dealt:
         return Html("")
     config = dealt[0].config
@@ -263,49 +275,41 @@ def _partition(group: Group, _index: int, _order: Mapping[str, int]) -> Html:
     return join([scroll(table, title), *(tag("p", note, class_="small") for note in notes)])
 
 
-def pictures(findings: Findings) -> Iterator[Section]:
+def pictures(content: ReportContent) -> Iterator[Section]:
     """What other commands left in the run folders."""
-    found: dict[str, list[Gallery]] = {}
-    for gallery in galleries(findings.readings):
-        found.setdefault(gallery.name, []).append(gallery)
-    for name, listed in found.items():
+    by_name: dict[str, list[Gallery]] = {}
+    for each in galleries(content.all_runs):
+        by_name.setdefault(each.name, []).append(each)
+    for name, listed in by_name.items():
         yield Section(name, listed[0].title, join(_gallery(each) for each in listed))
 
 
-def _gallery(gallery: Gallery) -> Html:
-    pictures = [
-        tag(
-            "figure",
-            tag("img", src=picture.source, alt=picture.caption, loading="lazy"),
-            tag("figcaption", picture.caption),
-        )
-        for picture in gallery.pictures
-    ]
-    parts: list[object] = [tag("h3", gallery.run)]
-    if gallery.text:
-        parts.append(tag("p", gallery.text))
+def _gallery(shown: Gallery) -> Html:
+    parts: list[object] = [tag("h3", shown.run)]
+    if shown.text:
+        parts.append(tag("p", shown.text))
     parts += [
         plain_table(table.title, table.columns, [[as_text(cell) for cell in row] for row in table.rows])
-        for table in gallery.tables
+        for table in shown.tables
     ]
-    if pictures:
-        parts.append(tag("div", *pictures, class_="gallery"))
-    if gallery.left_out:
-        parts.append(tag("p", f"{gallery.left_out} more pictures are in the run folder.", class_="small"))
+    if shown.pictures:
+        parts.append(gallery(picture(each.source, each.caption) for each in shown.pictures))
+    if shown.left_out:
+        parts.append(tag("p", f"{shown.left_out} more pictures are in the run folder.", class_="small"))
     return join(parts)
 
 
-def about(findings: Findings) -> Iterator[Section]:
+def about(content: ReportContent) -> Iterator[Section]:
     """How it was made."""
-    yield Section("again", "Run it again", _again(findings))
-    configurations = _configurations(findings)
+    yield Section("again", "Run it again", _again(content))
+    configurations = _configurations(content)
     if configurations:
         yield Section("configuration", "Configuration", configurations)
 
 
-def _again(findings: Findings) -> Html:
+def _again(content: ReportContent) -> Html:
     parts: list[object] = []
-    words = command(findings)
+    words = command(content)
     if words is None:
         parts.append(
             tag(
@@ -315,21 +319,21 @@ def _again(findings: Findings) -> Html:
         )
     else:
         parts += [tag("p", "With the versions below this gives the same figures:"), command_line(words)]
-    going_on = resume(findings)
+    going_on = resume(content)
     if going_on:
         parts += [tag("p", "To finish what is here:"), command_line(going_on)]
-    if findings.readings:
-        versions = findings.readings[0].config["versions"]
+    if content.all_runs:
+        versions = content.all_runs[0].config["versions"]
         parts.append(
             tag("p", "Versions: " + ", ".join(f"{name} {number}" for name, number in versions.items()), class_="small")
         )
     return join(parts)
 
 
-def _configurations(findings: Findings) -> Html:
+def _configurations(content: ReportContent) -> Html:
     """One list for each method: everything that was settled before its first round."""
     parts = []
-    for group in findings.groups:
+    for group in content.groups:
         for name, runs in group.runs.items():
             if not runs:
                 continue
@@ -337,10 +341,10 @@ def _configurations(findings: Findings) -> Html:
                 key: value for key, value in runs[0].config.items() if key not in ("options", "versions", "warnings")
             }
             config["partition"] = {key: value for key, value in config["partition"].items() if key != "clients"}
-            title = f"{name}, {group.title}" if len(findings.groups) > 1 else name
+            title = f"{name}, {group.title}" if len(content.groups) > 1 else name
             rows = [[key, value] for key, value in _flat(config)]
             parts.append(
-                behind(title, plain_table(f"Configuration of {title}", ["setting", "value"], rows, figures=False))
+                details(title, plain_table(f"Configuration of {title}", ["setting", "value"], rows, figures=False))
             )
     return join(parts)
 

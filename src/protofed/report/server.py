@@ -11,15 +11,15 @@ from threading import Lock
 
 from protofed.errors import UserError
 from protofed.federation.lock_holder import LockHolder
+from protofed.report.content import read
 from protofed.report.page import Live, render
-from protofed.report.reading import read
 
 _HOST = "127.0.0.1"
 _WATCHED = ("run.json", "rounds.jsonl", "summary.json", "comparison.json", ".lock")
 _NOTHING_YET = "<!doctype html><html lang=en><title>protofed</title><meta http-equiv=refresh content=2><p>{}</p></html>"
 
 
-class Watch:
+class LiveReport:
     """What the server shows, and the one thing it can do: ask the runs to stop."""
 
     def __init__(self, folder: Path) -> None:
@@ -37,21 +37,21 @@ class Watch:
                 self._page = (state, self._render())
             return self._page
 
-    def workers(self) -> set[LockHolder]:
-        """Who is at work in the folder."""
-        found = (LockHolder.of(path.parent) for path in self._files() if path.name == ".lock")
-        return {worker for worker in found if worker is not None}
+    def lock_holders(self) -> set[LockHolder]:
+        """The processes that are at work in the folder."""
+        holders = (LockHolder.of(path.parent) for path in self._files() if path.name == ".lock")
+        return {holder for holder in holders if holder is not None}
 
     def stop(self) -> int:
         """Ask everybody who is at work to stop; how many were asked."""
-        asked = {worker.answers: worker for worker in self.workers()}
-        for worker in asked.values():
-            worker.stop()
+        asked = {holder.answers: holder for holder in self.lock_holders()}
+        for holder in asked.values():
+            holder.stop()
         return len(asked)
 
     def _render(self) -> bytes:
         try:
-            return render(read(self.folder), Live(self.token, bool(self.workers()))).encode()
+            return render(read(self.folder), Live(self.token, bool(self.lock_holders()))).encode()
         except UserError as error:
             return _NOTHING_YET.format(f"Nothing to show yet: {error}").encode()
 
@@ -64,7 +64,7 @@ class Watch:
             except OSError:
                 continue
             digest.update(f"{path}|{about.st_size}|{about.st_mtime_ns};".encode())
-        digest.update(repr(sorted(worker.pid for worker in self.workers())).encode())
+        digest.update(repr(sorted(holder.pid for holder in self.lock_holders())).encode())
         return digest.hexdigest()
 
     def _files(self) -> list[Path]:
@@ -73,13 +73,13 @@ class Watch:
         return sorted(path for level in levels for name in _WATCHED for path in self.folder.glob(level + name))
 
 
-class Server(ThreadingHTTPServer):
+class ReportServer(ThreadingHTTPServer):
     """Serves one folder on this machine."""
 
     daemon_threads = True
 
     def __init__(self, folder: str | Path, port: int = 0) -> None:
-        self.watch = Watch(Path(folder))
+        self.report = LiveReport(Path(folder))
         try:
             super().__init__((_HOST, port), _Handler)
         except OSError as error:
@@ -92,7 +92,7 @@ class Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: Server
+    server: ReportServer
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
@@ -106,7 +106,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _get(self) -> tuple[HTTPStatus, bytes, str]:
         if self.path.partition("?")[0] != "/":
             return HTTPStatus.NOT_FOUND, b"not here", ""
-        tag, page = self.server.watch.page()
+        tag, page = self.server.report.page()
         if self.headers.get("If-None-Match") == f'"{tag}"':
             return HTTPStatus.NOT_MODIFIED, b"", tag
         return HTTPStatus.OK, page, tag
@@ -115,9 +115,9 @@ class _Handler(BaseHTTPRequestHandler):
         given = self.headers.get("X-Protofed-Token", "")
         if self.path != "/stop":
             return HTTPStatus.NOT_FOUND, b"not here", ""
-        if not secrets.compare_digest(given.encode(), self.server.watch.token.encode()):
+        if not secrets.compare_digest(given.encode(), self.server.report.token.encode()):
             return HTTPStatus.FORBIDDEN, b"the token of the page is missing", ""
-        asked = self.server.watch.stop()
+        asked = self.server.report.stop()
         return (HTTPStatus.OK, b"asked to stop", "") if asked else (HTTPStatus.CONFLICT, b"nothing is running", "")
 
     def _answer(self, make: Callable[[], tuple[HTTPStatus, bytes, str]]) -> None:

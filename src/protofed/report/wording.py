@@ -1,36 +1,34 @@
 """The result in words."""
 
-from protofed.report.reading import Findings, Group, View
+from protofed.report.content import MethodGroup, ReportContent, ScoreView
 from protofed.text import duration, percent, size
 
 _CHANCE = 0.05
 
 
-def headline(findings: Findings) -> list[str]:
+def headline(content: ReportContent) -> list[str]:
     """A few sentences a reader may stop after."""
-    sentences = [sentence for group in findings.groups for sentence in _of_group(findings, group)]
+    sentences = [sentence for group in content.groups for sentence in _of_group(content, group)]
     if not sentences:
         return [
-            "Nothing is finished yet."
-            if not findings.tables
-            else "Computed from exact message sizes, without training."
+            "Nothing is finished yet." if not content.tables else "Computed from exact message sizes, without training."
         ]
     return sentences
 
 
-def view_title(view: View) -> str:
+def view_title(view: ScoreView) -> str:
     """What was scored."""
     return "the server's model" if view.name == "global" else "the model each client would use"
 
 
-def _of_group(findings: Findings, group: Group) -> list[str]:
-    where = f"{group.title}: " if len(findings.groups) > 1 else ""
+def _of_group(content: ReportContent, group: MethodGroup) -> list[str]:
+    where = f"{group.title}: " if len(content.groups) > 1 else ""
     if len(group.methods) == 1:
         return [where + sentence for sentence in _alone(group)]
     return [where + sentence for view in group.views for sentence in _compared(group, view)] + _cheapest(group)
 
 
-def _alone(group: Group) -> list[str]:
+def _alone(group: MethodGroup) -> list[str]:
     (name,) = group.methods
     runs = group.runs[name]
     if not group.views or not runs:
@@ -38,7 +36,7 @@ def _alone(group: Group) -> list[str]:
     view = group.views[0]
     row, run = view.rows[name], runs[0]
     what = "domains" if view.name == "global" else "clients"
-    so_far = "" if run.complete else f" so far, after {len(run.rounds)} of {run.planned} rounds"
+    so_far = "" if run.complete else f" so far, after {len(run.rounds)} of {run.planned_rounds} rounds"
     sentences = [f"{name} reaches {percent(row.average['mean'])} % on average over all {what}{so_far}."]
     if row.worst is not None and len(row.columns) > 1:
         sentences.append(f"It is weakest on {row.worst['names'][0]}, with {percent(row.worst['mean'])} %.")
@@ -48,7 +46,7 @@ def _alone(group: Group) -> list[str]:
     return sentences
 
 
-def _compared(group: Group, view: View) -> list[str]:
+def _compared(group: MethodGroup, view: ScoreView) -> list[str]:
     best = max(view.rows, key=lambda name: view.rows[name].average["mean"])
     row = view.rows[best]
     average = f"{percent(row.average['mean'])} %"
@@ -63,7 +61,7 @@ def _compared(group: Group, view: View) -> list[str]:
     return sentences
 
 
-def _against(group: Group, view: View, best: str) -> str:
+def _against(group: MethodGroup, view: ScoreView, best: str) -> str:
     """The distance to the baseline, and whether it may be chance."""
     baseline = group.baseline
     if baseline not in view.rows:
@@ -80,7 +78,7 @@ def _against(group: Group, view: View, best: str) -> str:
     return f"{ahead} over {test['seeds']} seeds (p = {test['p_holm']:.3f}), {verdict}"
 
 
-def _cheapest(group: Group) -> list[str]:
+def _cheapest(group: MethodGroup) -> list[str]:
     total = {name: sum(cost.bytes[way]["total"] for way in ("up", "down")) for name, cost in group.costs.items()}
     sending = {name: bytes for name, bytes in total.items() if bytes}
     if len(sending) < 2:

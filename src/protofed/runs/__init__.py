@@ -1,7 +1,7 @@
 """One run: options become a federation, which is run into a folder, and opened again."""
 
+from protofed.runs.opened import Run
 from protofed.runs.options import Options
-from protofed.runs.results import Run
 from protofed.runs.run import run
 
 __all__ = ["Options", "Run", "run"]

@@ -1,7 +1,10 @@
-"""A run opened again after it has ended: everybody's model as it was left, in the last round or in a snapshot.
+"""The one loader of run folders, for whoever uses a run after it was made.
 
-Nothing but the run folder is read: not the training data, not the weights a backbone was started from. What needs
-images of the data set, asks for them (`with_data`).
+`Run` reads what a run says about itself: configuration, rounds, summary, final model and prototypes. It also follows a
+run that is going on. `CachedRun` reads each of these files once. `OpenRun` assembles the federation again and gives
+everybody's model, state and messages as the last round, or a snapshot, left them. It needs nothing but the run folder:
+not the training data, not the weights a backbone was started from. What needs images of the data set asks for them
+(`with_data`).
 """
 
 from collections.abc import Iterator
@@ -9,36 +12,146 @@ from copy import deepcopy
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from protofed.clients import ClientStore, Prepared, RunContext, Sources, Templates
-from protofed.errors import UserError, unknown_name
+from protofed.clients import ClientState, ClientStore, Prepared, RunContext, Sources, Templates
+from protofed.errors import BadMessage, UserError, unknown_name
 from protofed.federation import RunFolder
+from protofed.federation.lock_holder import LockHolder
 from protofed.method import At, Method
-from protofed.models import load_weights
+from protofed.models import Split, load_weights
 from protofed.models.net import Net
-from protofed.records import ClassTable, Features, Record, decode_file
+from protofed.records import ClassTable, Features, Record, decode, decode_file
 from protofed.runs.assembly import Assembly, assemble, elsewhere, reassemble
-from protofed.runs.results import Run
 
 GLOBAL = "global"
 """In the place of a client's name: the server's model."""
 
+_CONFIG, _SUMMARY = "run.json", "summary.json"
+_MODEL, _PROTOTYPES, _BROADCAST = "model.safetensors", "prototypes.safetensors", "broadcast.safetensors"
+
+
+class Run:
+    """One run folder: configuration, rounds, summary and model; read anew each time, so that a run can be followed."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.folder = RunFolder(self.path)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """run.json: everything resolved."""
+        return self.folder.read_json(_CONFIG)
+
+    @property
+    def rounds(self) -> list[dict[str, Any]]:
+        """The lines of rounds.jsonl."""
+        return self.folder.rounds()
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """summary.json, which exists once the run is complete."""
+        self.refuse_unfinished()
+        return self.folder.read_json(_SUMMARY)
+
+    @property
+    def begun(self) -> bool:
+        """Whether it has written what it is."""
+        return (self.path / _CONFIG).exists()
+
+    @property
+    def complete(self) -> bool:
+        """Whether all rounds are done and summed up."""
+        return (self.path / _SUMMARY).exists()
+
+    def refuse_unfinished(self) -> None:
+        """Raise unless the run is complete."""
+        if not self.complete:
+            raise UserError(f"the run in {self.path} is not complete; continue it with --resume")
+
+    @cached_property
+    def options(self) -> dict[str, Any]:
+        """The options that would run it again."""
+        options = self.config.get("options")
+        if not isinstance(options, dict):
+            raise UserError(f"{self.path / _CONFIG} is damaged: it has no options")
+        return options
+
+    @property
+    def seed(self) -> int:
+        """The seed of everything random in it."""
+        return int(self.config["seed"])
+
+    @property
+    def planned_rounds(self) -> int:
+        """How many rounds it will have when it is complete."""
+        return len(self.config["plan"]["epochs"])
+
+    @property
+    def lock_holder(self) -> LockHolder | None:
+        """The process that is working on it now."""
+        return LockHolder.of(self.path)
+
+    def model(self) -> Split:
+        """The global model at its final weights."""
+        path = self.path / _MODEL
+        if not path.exists():
+            raise _no_global_model(self.path)
+        model = reassemble(self.config, self.path).context.model
+        load_weights(model, path)
+        return model.eval()
+
+    def prototypes(self) -> dict[str, Any]:
+        """The global prototypes: `rows` [classes, d] and `count` [classes]."""
+        found = _read_prototypes(self.path)
+        if found is None:
+            raise UserError(f"{self.path} has no global prototypes: this method keeps none")
+        return found
+
+
+class CachedRun(Run):
+    """A run folder of which each file is read once, when it is first asked for."""
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """run.json."""
+        return super().config
+
+    @cached_property
+    def rounds(self) -> list[dict[str, Any]]:
+        """The finished rounds."""
+        return super().rounds
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """summary.json."""
+        return super().summary
+
+    @property
+    def evaluated(self) -> bool:
+        """Whether there is an accuracy to show."""
+        return any(record["accuracy"] is not None for record in self.rounds)
+
 
 class OpenRun:
-    """One finished run, or one of its snapshots."""
+    """One finished run, or one of its snapshots (`done`: after how many rounds)."""
 
     def __init__(self, path: str | Path, *, done: int | None = None, with_data: bool = False) -> None:
         self.run = Run(path)
-        self._folder = RunFolder(self.run.path)
         self.config = self.run.config
-        self._refuse_unfinished(done)
+        if done is None:
+            self.run.refuse_unfinished()
+        else:
+            self._refuse_without_snapshot(done)
         self.done: int = len(self.run.rounds) if done is None else done
         """After how many rounds."""
-        self._place = self.run.path if done is None else self._folder.snapshot(done)
+        self._is_snapshot = done is not None
+        self._place = self.run.path if done is None else self.run.folder.snapshot(done)
         self._with_data = with_data
 
     @property
@@ -67,14 +180,24 @@ class OpenRun:
         return self._assembly.context
 
     @property
+    def templates(self) -> Templates:
+        """The structure of the run's records."""
+        return self._assembly.templates
+
+    @property
     def prepared(self) -> Prepared:
         """The federation as it was before its first round."""
         return self._assembly.prepared
 
     @property
-    def templates(self) -> Templates:
-        """The structure of the run's records."""
-        return self._assembly.templates
+    def last_round(self) -> int:
+        """The number, from 0, of the round that ended last."""
+        return max(0, self.done - 1)
+
+    @property
+    def has_global(self) -> bool:
+        """Whether there is a server's model to ask."""
+        return (self._place / _MODEL).exists()
 
     def model_of(self, client: str) -> tuple[Net, At]:
         """A client's model as its last training left it, or the server's (`global`), and where its hooks stand.
@@ -84,26 +207,38 @@ class OpenRun:
         if client == GLOBAL:
             net = self._net(0)
             if not self.has_global:
-                raise UserError(f"{self.run.path} has no global model: with this method every client keeps its own")
-            load_weights(net.model, self._place / "model.safetensors")
-            return net, replace(self.context.at(self._last, None), down=self._down)
+                raise _no_global_model(self.run.path)
+            load_weights(net.model, self._place / _MODEL)
+            return net, replace(self.context.at(self.last_round, None), down=self._down)
+        state = self.state_of(client)
+        net = self._net(self.context.architecture_of(client))
+        net.load(state.model)
+        return net, replace(self.context.at(self.last_round, client), down=self._down, memory=state.memory)
+
+    def state_of(self, client: str) -> ClientState:
+        """A client's state after its last training, or before its first."""
+        return self.trained_state_of(client) or self.templates.clients[self.context.architecture_of(client)]
+
+    def trained_state_of(self, client: str) -> ClientState | None:
+        """A client's state after its last training; None where it never took part."""
         if client not in self.clients:
             raise unknown_name("client", client, [*self.clients, GLOBAL])
-        architecture = self.context.architecture_of(client)
-        net, fresh = self._net(architecture), self.templates.clients[architecture]
-        state = self._store.read(client, self._last, fresh) or fresh
-        net.load(state.model)
-        return net, replace(self.context.at(self._last, client), down=self._down, memory=state.memory)
+        like = self.templates.clients[self.context.architecture_of(client)]
+        try:
+            return self._store.read(client, self.last_round, like)
+        except BadMessage as problem:
+            raise UserError(f"{self.run.path} is damaged: {problem}") from None
 
-    @property
-    def has_global(self) -> bool:
-        """Whether there is a server's model to ask."""
-        return (self._place / "model.safetensors").exists()
+    def server_state(self) -> Record:
+        """The server's state after the last round."""
+        if self._is_snapshot:
+            return self.run.folder.server_after(self.done, self.templates.server)
+        return self.run.folder.last_server(self.templates.server)[1]
 
     def prototypes(self) -> ClassTable | None:
         """The server's class prototypes; None where the method has none."""
-        path = self._place / "prototypes.safetensors"
-        return ClassTable(**load_file(path)) if path.exists() else None
+        found = _read_prototypes(self._place)
+        return None if found is None else ClassTable(**found)
 
     def sources_of(self, client: str, like: Tensor) -> Sources | None:
         """What the client's projection found, for part prototypes such as `like`; None where there was none."""
@@ -111,26 +246,35 @@ class OpenRun:
         blank = torch.zeros(0, *self.context.dataset.image_shape, dtype=torch.uint8)
         return self._store.sources(client, Sources(like, none, none, none, blank))
 
+    def broadcast(self) -> bytes:
+        """The message that the server would send to everybody next, as it was written."""
+        return (self._place / _BROADCAST).read_bytes()
+
     def received_by(self, client: str) -> Record:
         """What the server would send the client next."""
         return self.method.broadcast(self._server, replace(self.context.at(self.done, None), client=client))
+
+    def last_upload_of(self, client: str) -> Record | None:
+        """The client's newest kept message that can be read; a refused one never entered the model."""
+        for blob in self.run.folder.kept_messages(client):
+            try:
+                return decode(blob, self.templates.upload, client, self.context.guard.quantise)
+            except BadMessage:
+                continue
+        return None
 
     def features_sent(self) -> dict[str, Features]:
         """The features of single images that the server holds of every client; empty where clients send none."""
         banks = (value for value in vars(self._server).values() if isinstance(value, dict))
         return next((bank for bank in banks if all(isinstance(held, Features) for held in bank.values())), {})
 
-    @cached_property
-    def _server(self) -> Record:
-        return self._folder.server_after(self.done, self.templates.server)
-
     def normalised(self, pixels: Tensor) -> Tensor:
         """Images as the network sees them."""
         return self.context.dataset.normalise(pixels, self.context.dtype)
 
-    @property
-    def _last(self) -> int:
-        return max(0, self.done - 1)
+    @cached_property
+    def _server(self) -> Record:
+        return self.server_state()
 
     @cached_property
     def _store(self) -> ClientStore:
@@ -138,7 +282,7 @@ class OpenRun:
 
     @cached_property
     def _down(self) -> Record:
-        return decode_file(self._place / "broadcast.safetensors", self.templates.down, "server")
+        return decode_file(self._place / _BROADCAST, self.templates.down, "server")
 
     @cached_property
     def _nets(self) -> dict[int, Net]:
@@ -153,15 +297,14 @@ class OpenRun:
     def _assembly(self) -> Assembly:
         if not self._with_data:
             return reassemble(self.config, self.run.path)
-        return assemble(elsewhere(self.config), self.run.path / "clients")
+        return assemble(elsewhere(self.config), self.run.folder.clients)
 
-    def _refuse_unfinished(self, done: int | None) -> None:
-        if done is None and not self.run.complete:
-            raise UserError(f"the run in {self.run.path} is not complete; continue it with --resume")
-        if done is not None and done not in self._folder.snapshots():
-            kept = ", ".join(map(str, self._folder.snapshots())) or "none"
+    def _refuse_without_snapshot(self, done: int) -> None:
+        kept = self.run.folder.snapshots()
+        if done not in kept:
+            known = ", ".join(map(str, kept)) or "none"
             raise UserError(
-                f"{self.run.path} has no snapshot of round {done} (it has: {kept}); run with --snapshot-rounds {done}"
+                f"{self.run.path} has no snapshot of round {done} (it has: {known}); run with --snapshot-rounds {done}"
             )
 
 
@@ -173,3 +316,18 @@ def snapshots_of(path: str | Path) -> list[int]:
 def batches(x: Tensor, size: int = 64) -> Iterator[Tensor]:
     """Images a few at a time."""
     yield from torch.split(x, size)
+
+
+def _read_prototypes(folder: Path) -> dict[str, Any] | None:
+    """The server's prototypes of a run or a snapshot; None where its method has none."""
+    path = folder / _PROTOTYPES
+    if not path.exists():
+        return None
+    try:
+        return dict(load_file(path))
+    except SafetensorError as problem:
+        raise UserError(f"{path} is damaged ({problem})") from None
+
+
+def _no_global_model(path: Path) -> UserError:
+    return UserError(f"{path} has no global model: with this method every client keeps its own")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from protofed.errors import UserError
-from protofed.runs.results import Run
+from protofed.runs.opened import Run
 from protofed.runs.run import run
 
 DEFAULT_EPOCHS = 20

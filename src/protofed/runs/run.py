@@ -1,7 +1,6 @@
 """One run from options to summary."""
 
 import logging
-import resource
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -10,11 +9,11 @@ from typing import Any, Protocol
 from protofed.engines import make_engine
 from protofed.errors import UserError
 from protofed.federation import Engine, Federation, RoundPolicy, RunFolder
-from protofed.records import KINDS
 from protofed.runs.assembly import Assembly, ClientSideRecipe, assemble
 from protofed.runs.estimate import estimate_seconds, refuse_if_too_large
+from protofed.runs.opened import Run
 from protofed.runs.options import Options, make_options
-from protofed.runs.results import Run, best_validated, mean_of_last
+from protofed.runs.summary import summarise_run
 from protofed.system import one_thread
 
 log = logging.getLogger("protofed")
@@ -126,44 +125,11 @@ def carry_out(
     finally:
         engine.close()
     federation.write_results(folder.path)
-    summary = _summary(assembly, folder.rounds(), time.perf_counter() - start)
+    summary = summarise_run(assembly, folder.rounds(), time.perf_counter() - start)
     beside = {"privacy": federation.privacy(context.plan.rounds), "projection": projection}
     folder.write_json("summary.json", {**summary, **{key: told for key, told in beside.items() if told is not None}})
     tell(callbacks, "run_end", result)
     return result
-
-
-def _summary(assembly: Assembly, rounds: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
-    options = assembly.options
-    method = assembly.context.method
-    only_the_end_counts = method.pools_data or method.ensembles or options.ensemble
-    train_seconds = sum(record["seconds"]["train"] for record in rounds)
-    peak = sum(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return {
-        "method": options.method,
-        "data": options.data,
-        "protocol": assembly.context.partition.protocol,
-        "seed": options.seed,
-        "rounds": len(rounds),
-        "engine": assembly.engine.name,
-        "accuracy": rounds[-1]["accuracy"] if only_the_end_counts else mean_of_last(rounds),
-        "accuracy_final": rounds[-1]["accuracy"],
-        "accuracy_best_validation": best_validated(rounds),
-        "bytes": {
-            way: {kind: sum(record["bytes"][way][kind] for record in rounds) for kind in (*KINDS, "total")}
-            for way in ("up", "down")
-        },
-        "seconds": {
-            **{
-                part: sum(record["seconds"][part] for record in rounds)
-                for part in ("train", "aggregate", "evaluate", "total")
-            },
-            "wall": seconds,
-        },
-        "samples_per_second": sum(record["samples"] for record in rounds) / train_seconds,
-        "peak_memory_bytes": peak * 1024,
-        "status": "complete",
-    }
 
 
 def refuse_changes(stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from protofed.errors import UserError
-from protofed.runs.results import Run
+from protofed.runs.opened import Run
 
 
 class TensorBoard:

@@ -8,8 +8,8 @@ from protofed.errors import UserError, unknown_name
 from protofed.method import Method
 from protofed.registry import find_method, knobs, load_plugin, method_names
 from protofed.runs.assembly import dealing_of_preset
+from protofed.runs.opened import Run
 from protofed.runs.options import Options, make_options
-from protofed.runs.results import Run
 from protofed.studies.comparison import Comparison, summarise
 from protofed.studies.schedule import PlannedRun, RunOutcomes
 from protofed.studies.schema import (

@@ -6,7 +6,7 @@ from statistics import mean
 from typing import Any
 
 from protofed.errors import UserError
-from protofed.runs.results import Run
+from protofed.runs.opened import Run
 from protofed.studies.convergence import Convergence
 from protofed.studies.schedule import Failure
 from protofed.studies.schema import (

@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from protofed.errors import UserError, unknown_name
 from protofed.registry import find_method, knobs, load_plugin, make_method
+from protofed.runs.opened import Run
 from protofed.runs.options import Options, make_options
-from protofed.runs.results import Run
 from protofed.seeding import numpy_generator
 from protofed.studies.comparison import accuracy_over_seeds, domains_of_clients
 from protofed.studies.schedule import Failure, PlannedRun, RunOutcomes

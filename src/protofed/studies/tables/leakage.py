@@ -7,7 +7,7 @@ from typing import Any
 
 from protofed.audit.audit import audit
 from protofed.errors import UserError
-from protofed.runs.results import Run
+from protofed.runs.opened import Run
 
 FIGURES = {"FID": "fid", "max SSIM": "ssim_max", "min L2": "rms_min", "mean SSIM": "ssim", "mean L2": "rms"}
 """Columns of a table of leakage, the paper's and ours, and the figures of an audit that they are."""

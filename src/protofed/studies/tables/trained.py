@@ -7,7 +7,7 @@ from statistics import mean
 from typing import Any
 
 from protofed.registry import find_method
-from protofed.runs.results import Run
+from protofed.runs.opened import Run
 from protofed.studies.compare import compare
 from protofed.studies.comparison import mean_bytes
 from protofed.studies.schedule import Failure

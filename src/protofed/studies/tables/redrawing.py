@@ -4,7 +4,7 @@ from pathlib import Path
 
 from protofed.explain.embeddings import embed
 from protofed.explain.explaining import explain
-from protofed.runs.results import Run
+from protofed.runs.opened import Run
 from protofed.studies.schema import TrainedBlock, is_trained
 from protofed.studies.tables.preset import FigureDrawing
 from protofed.studies.tables.reproduction import Reproduction

@@ -1,4 +1,4 @@
-"""What lies in a folder, in one form: a run is a comparison of one method, a reproduction several comparisons."""
+"""What a folder holds, in one form: a run is a comparison of one method, a reproduction several comparisons."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from protofed.errors import UserError
-from protofed.federation.lock_holder import LockHolder
-from protofed.runs.results import Run, mean_of_last
+from protofed.runs.opened import CachedRun, Run
+from protofed.runs.summary import mean_of_last
 from protofed.studies.comparison import Comparison, summarise
 from protofed.studies.schema import (
     VIEWS,
@@ -26,18 +26,8 @@ _MOST_CLIENT_COLUMNS = 12
 _PARTS_OF_A_ROUND = ("train", "aggregate", "evaluate")
 
 
-class Reading(Run):
-    """A run folder, each file read once; one that is not complete is summed up as far as it has come."""
-
-    @cached_property
-    def config(self) -> dict[str, Any]:
-        """run.json."""
-        return super().config
-
-    @cached_property
-    def rounds(self) -> list[dict[str, Any]]:
-        """The finished rounds."""
-        return super().rounds
+class ReportedRun(CachedRun):
+    """A run of the page; one that is not complete is summed up as far as it has come."""
 
     @cached_property
     def summary(self) -> dict[str, Any]:
@@ -45,41 +35,20 @@ class Reading(Run):
         if self.complete:
             return super().summary
         rounds = self.rounds
-        ways = {way: rounds[0]["bytes"][way] for way in ("up", "down")}
         return {
             "accuracy": mean_of_last(rounds),
             "bytes": {
-                way: {kind: sum(record["bytes"][way][kind] for record in rounds) for kind in kinds}
-                for way, kinds in ways.items()
+                way: {kind: sum(record["bytes"][way][kind] for record in rounds) for kind in rounds[0]["bytes"][way]}
+                for way in ("up", "down")
             },
             "seconds": {
                 part: sum(record["seconds"][part] for record in rounds) for part in (*_PARTS_OF_A_ROUND, "total")
             },
         }
 
-    @property
-    def seed(self) -> int:
-        """Of everything random in it."""
-        return int(self.config["seed"])
-
-    @property
-    def planned(self) -> int:
-        """How many rounds it is to have."""
-        return len(self.config["plan"]["epochs"])
-
-    @property
-    def evaluated(self) -> bool:
-        """Whether there is an accuracy to show."""
-        return any(record["accuracy"] is not None for record in self.rounds)
-
-    @property
-    def worker(self) -> LockHolder | None:
-        """The process that is at it now."""
-        return LockHolder.of(self.path)
-
 
 @dataclass(frozen=True)
-class Row:
+class MethodScores:
     """A method in one view; every figure has mean, std and seeds."""
 
     columns: Mapping[str, Any]
@@ -87,17 +56,18 @@ class Row:
     worst: Mapping[str, Any] | None
     test: Mapping[str, Any] | None
     paper: Mapping[str, float]
-    course: Mapping[str, Any] | None
+    convergence: Mapping[str, Any] | None
+    """Rounds and bytes to the target, the round it settled in, its fluctuation; None where they are not known."""
 
 
 @dataclass(frozen=True)
-class View:
+class ScoreView:
     """Accuracies of one kind: of the server's model, or of what each client would use."""
 
     name: str
     columns: list[str]
     held_out: list[str]
-    rows: dict[str, Row]
+    rows: dict[str, MethodScores]
     average: str = "average"
     """What the last column is called."""
 
@@ -112,22 +82,22 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Group:
+class MethodGroup:
     """Methods that were compared under the same conditions."""
 
     title: str
     baseline: str | None
     seeds: list[int]
     methods: list[str]
-    views: list[View]
-    runs: dict[str, list[Reading]]
+    views: list[ScoreView]
+    runs: dict[str, list[ReportedRun]]
     missing: list[str] = field(default_factory=list)
     target: Mapping[str, float | None] = field(default_factory=dict)
 
     @property
-    def readings(self) -> list[Reading]:
+    def all_runs(self) -> list[ReportedRun]:
         """All runs."""
-        return [reading for runs in self.runs.values() for reading in runs]
+        return [run for runs in self.runs.values() for run in runs]
 
     @property
     def costs(self) -> dict[str, Cost]:
@@ -138,36 +108,36 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Findings:
+class ReportContent:
     """Everything a page is made of."""
 
     folder: Path
     kind: Kind
     title: str
-    content: Mapping[str, Any]
+    comparison: Mapping[str, Any]
     """comparison.json; empty for a run."""
-    groups: list[Group]
+    groups: list[MethodGroup]
     tables: list[Table] = field(default_factory=list)
     """Figures that were computed rather than trained."""
     notes: list[str] = field(default_factory=list)
 
     @property
-    def readings(self) -> list[Reading]:
+    def all_runs(self) -> list[ReportedRun]:
         """All runs."""
-        return [reading for group in self.groups for reading in group.readings]
+        return [run for group in self.groups for run in group.all_runs]
 
     @property
     def complete(self) -> bool:
         """Whether nothing is left to be done."""
-        return not any(group.missing for group in self.groups) and all(run.complete for run in self.readings)
+        return not any(group.missing for group in self.groups) and all(run.complete for run in self.all_runs)
 
 
-def read(folder: str | Path) -> Findings:
+def read(folder: str | Path) -> ReportContent:
     """A run, a comparison or a reproduction, complete or not."""
     path = Path(folder)
     if not path.is_dir():
         raise UserError(f"there is no folder {path}; give that of a run, a comparison or a reproduction")
-    if (path / "run.json").exists():
+    if Run(path).begun:
         return _read_run(path)
     if (path / "comparison.json").exists():
         content = read_comparison(path)
@@ -175,64 +145,64 @@ def read(folder: str | Path) -> Findings:
     parts = sorted([*path.glob("*/comparison.json"), *path.glob("*/*/comparison.json")])
     if parts:
         groups = [_comparison(Comparison.read(each.parent), str(each.parent.relative_to(path))) for each in parts]
-        return Findings(path, "reproduction", f"{path.name}, not complete", {}, groups)
+        return ReportContent(path, "reproduction", f"{path.name}, not complete", {}, groups)
     raise UserError(f"{path} holds neither run.json nor comparison.json; give the --out of a run or a comparison")
 
 
-def _read_run(path: Path) -> Findings:
-    run = Reading(path)
+def _read_run(path: Path) -> ReportContent:
+    run = ReportedRun(path)
     name = run.config["method"]["name"]
     entry: dict[str, Any] = {}
     if run.evaluated:
         entry = summarise({name: {run.seed: run}}, name, None, {}, path)["methods"]
     views = _views(entry, [name])
-    rest = [] if run.complete else [f"{len(run.rounds)} of {run.planned} rounds are done"]
+    rest = [] if run.complete else [f"{len(run.rounds)} of {run.planned_rounds} rounds are done"]
     data = run.config["data"]["name"]
-    group = Group(data, None, [run.seed], [name], views, {name: [run]}, rest)
-    return Findings(path, "run", f"{name} on {data}", {}, [group])
+    group = MethodGroup(data, None, [run.seed], [name], views, {name: [run]}, rest)
+    return ReportContent(path, "run", f"{name} on {data}", {}, [group])
 
 
-def _read_comparison(path: Path) -> Findings:
+def _read_comparison(path: Path) -> ReportContent:
     comparison = Comparison.read(path)
     data = Path(comparison.content["options"]["data"]).stem
     group = _comparison(comparison, data)
-    return Findings(path, "comparison", f"{_listed(group.methods)} on {data}", comparison.content, [group])
+    return ReportContent(path, "comparison", f"{_listed(group.methods)} on {data}", comparison.content, [group])
 
 
-def _comparison(comparison: Comparison, title: str) -> Group:
+def _comparison(comparison: Comparison, title: str) -> MethodGroup:
     path, content = comparison.path, comparison.content
     methods = list(content["methods"])
-    runs: dict[str, list[Reading]] = {
-        name: [Reading(path / each) for each in entry["runs"]] for name, entry in content["methods"].items()
+    runs: dict[str, list[ReportedRun]] = {
+        name: [ReportedRun(path / each) for each in entry["runs"]] for name, entry in content["methods"].items()
     }
     for entry in content["missing"]:
-        begun = Reading(path / entry["run"])
-        if (begun.path / "run.json").exists():
-            runs[entry["method"]].append(begun)
-    shown = comparison.views()
-    views = [view for view in _views(content["methods"], methods) if view.name in shown]
-    return Group(
+        run = ReportedRun(path / entry["run"])
+        if run.begun:
+            runs[entry["method"]].append(run)
+    scored = comparison.views()
+    views = [view for view in _views(content["methods"], methods) if view.name in scored]
+    return MethodGroup(
         title, content["baseline"], content["seeds"], methods, views, runs, comparison.missing(), content["target"]
     )
 
 
-def _views(entries: Mapping[str, Any], methods: Sequence[str]) -> list[View]:
+def _views(entries: Mapping[str, Any], methods: Sequence[str]) -> list[ScoreView]:
     """The views that some method has, from entries as in comparison.json."""
     views = []
     for name in VIEWS:
-        found = {method: entries[method][name] for method in methods if entries.get(method, {}).get(name) is not None}
-        if found:
-            views.append(_view(name, found, {method: entries[method]["paper"] for method in found}))
+        scores = {method: entries[method][name] for method in methods if entries.get(method, {}).get(name) is not None}
+        if scores:
+            views.append(_view(name, scores, {method: entries[method]["paper"] for method in scores}))
     return views
 
 
-def _view(name: str, found: Mapping[str, Any], papers: Mapping[str, Any]) -> View:
-    first = next(iter(found.values()))
+def _view(name: str, scores: Mapping[str, Any], papers: Mapping[str, Any]) -> ScoreView:
+    first = next(iter(scores.values()))
     by_domain = bool(first["per_domain"])
     clients = first["per_client"] if len(first["per_client"]) <= _MOST_CLIENT_COLUMNS else {}
     columns, held_out = list(first["per_domain"] if by_domain else clients), list(first["held_out"])
     rows = {
-        method: Row(
+        method: MethodScores(
             {**entry["per_domain" if by_domain else "per_client"], **entry["held_out"]},
             entry["average"],
             entry["worst_domain" if by_domain else "worst_client"],
@@ -240,9 +210,9 @@ def _view(name: str, found: Mapping[str, Any], papers: Mapping[str, Any]) -> Vie
             _figures(papers[method]) if papers[method] and papers[method]["view"] == name else {},
             entry,
         )
-        for method, entry in found.items()
+        for method, entry in scores.items()
     }
-    return View(name, columns, held_out, rows)
+    return ScoreView(name, columns, held_out, rows)
 
 
 def _figures(paper: Mapping[str, Any]) -> dict[str, float]:
@@ -250,7 +220,7 @@ def _figures(paper: Mapping[str, Any]) -> dict[str, float]:
     return {key: value for key, value in paper.items() if isinstance(value, float | int)}
 
 
-def _read_reproduction(path: Path, content: ReproductionContent) -> Findings:
+def _read_reproduction(path: Path, content: ReproductionContent) -> ReportContent:
     groups, tables = [], []
     for dataset, block in content["datasets"].items():
         if is_trained(block):
@@ -258,55 +228,55 @@ def _read_reproduction(path: Path, content: ReproductionContent) -> Findings:
         else:
             tables.append(Table(dataset, block["columns"], block["rows"]))
     title = f"{content['preset']}: {content['title']}"
-    return Findings(path, "reproduction", title, content, groups, tables, list(content["notes"]))
+    return ReportContent(path, "reproduction", title, content, groups, tables, list(content["notes"]))
 
 
 def _reproduced(
     path: Path, content: ReproductionContent, dataset: str, entries: Mapping[str, ReproducedMethod]
-) -> Group:
-    views = []
-    for name in VIEWS:
-        found = {method: own for method, entry in entries.items() if (own := entry[name]) is not None}
-        if not found:
-            continue
-        rows = {
-            method: Row(
-                own["columns"],
-                own["average"],
-                own["worst"] if own["columns"] else None,
-                own["test"],
-                (entries[method]["paper"] or {}).get(name, {}),
-                None,
-            )
-            for method, own in found.items()
-        }
-        views.append(View(name, list(next(iter(rows.values())).columns), [], rows))
+) -> MethodGroup:
+    views = [view for name in VIEWS if (view := _reproduced_view(name, entries)) is not None]
     runs = {
-        method: [Reading(path / each) for paths in entry["runs"].values() for each in paths]
+        method: [ReportedRun(path / each) for paths in entry["runs"].values() for each in paths]
         for method, entry in entries.items()
     }
-    without = [f"{method} has no complete run" for method, listed in runs.items() if not listed]
+    missing = [f"{method} has no complete run" for method, listed in runs.items() if not listed]
     baseline = content["baseline"] if content["baseline"] in entries else None
-    return Group(dataset, baseline, content["seeds"], list(entries), views, runs, without)
+    return MethodGroup(dataset, baseline, content["seeds"], list(entries), views, runs, missing)
 
 
-def _cost(runs: Sequence[Reading]) -> Cost:
+def _reproduced_view(name: str, entries: Mapping[str, Any]) -> ScoreView | None:
+    """One view of a reproduction; None where no method has it."""
+    rows = {
+        method: MethodScores(
+            scores["columns"],
+            scores["average"],
+            scores["worst"] if scores["columns"] else None,
+            scores["test"],
+            (entry["paper"] or {}).get(name, {}),
+            None,
+        )
+        for method, entry in entries.items()
+        if (scores := entry[name]) is not None
+    }
+    return ScoreView(name, list(next(iter(rows.values())).columns), [], rows) if rows else None
+
+
+def _cost(runs: Sequence[ReportedRun]) -> Cost:
     """Of complete runs where there are any."""
     summaries = [run.summary for run in ([run for run in runs if run.complete] or runs)]
-
-    def mean(values: Sequence[float]) -> float:
-        return sum(values) / len(values)
-
-    first = summaries[0]
     memory = [each["peak_memory_bytes"] for each in summaries if "peak_memory_bytes" in each]
     return Cost(
         {
-            way: {kind: mean([each["bytes"][way][kind] for each in summaries]) for kind in kinds}
-            for way, kinds in first["bytes"].items()
+            way: {kind: _mean([each["bytes"][way][kind] for each in summaries]) for kind in kinds}
+            for way, kinds in summaries[0]["bytes"].items()
         },
-        {part: mean([each["seconds"][part] for each in summaries]) for part in (*_PARTS_OF_A_ROUND, "total")},
-        mean(memory) if memory else None,
+        {part: _mean([each["seconds"][part] for each in summaries]) for part in (*_PARTS_OF_A_ROUND, "total")},
+        _mean(memory) if memory else None,
     )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
 
 
 def _listed(names: Sequence[str], most: int = 4) -> str:

@@ -1,9 +1,10 @@
-"""The elements that the sections of the page are made of: tables, charts to be drawn, bars, commands."""
+"""The elements that pages are made of: tables, pictures, charts to be drawn, bars, commands."""
 
-from collections.abc import Callable, Mapping, Sequence
+import base64
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from protofed.report.markup import Html, join, tag
+from protofed.pages.markup import Html, join, tag
 from protofed.text import percent
 
 
@@ -18,9 +19,25 @@ def chart(kind: str, group: int, number: int, caption: str) -> Html:
     return tag("figure", tag("figcaption", caption), plot, class_="chart script")
 
 
-def behind(title: str, content: Html) -> Html:
+def details(title: str, content: Html) -> Html:
     """What is shown on demand."""
     return tag("details", tag("summary", title), content)
+
+
+def png_source(png: bytes) -> str:
+    """A picture as the source of an image element, so that the page needs no other file."""
+    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
+
+
+def picture(source: str, text: str, caption: bool = True) -> Html:
+    """A picture; its text is its caption, or for screen readers only."""
+    image = tag("img", src=source, alt=text, loading="lazy")
+    return tag("figure", image, tag("figcaption", text)) if caption else tag("figure", image)
+
+
+def gallery(pictures: Iterable[Html]) -> Html:
+    """Pictures side by side, as many as there is room for."""
+    return tag("div", *pictures, class_="gallery")
 
 
 def method_table(
@@ -92,12 +109,12 @@ def stacked_bars(
             for number, kind in enumerate(kinds)
             if parts[kind]
         ]
-        said = ", ".join(f"{kind} {show(value)}" for kind, value in parts.items())
+        label = ", ".join(f"{kind} {show(value)}" for kind, value in parts.items())
         rows.append(
             tag(
                 "li",
                 tag("span", name, class_="what"),
-                tag("span", *pieces, class_="bar", role="img", aria_label=said),
+                tag("span", *pieces, class_="bar", role="img", aria_label=label),
                 tag("span", show(sum(parts.values())), class_="figures"),
                 data_method=order[name],
             )
@@ -106,14 +123,14 @@ def stacked_bars(
     return tag("figure", tag("figcaption", title), legend_list, tag("ul", *rows, class_="bars"), class_="stacked")
 
 
-def mean_and_spread(found: Mapping[str, Any] | None, best: float | None = None, paper: float | None = None) -> Html:
+def mean_and_spread(score: Mapping[str, Any] | None, best: float | None = None, paper: float | None = None) -> Html:
     """An accuracy over seeds, bold where none is better, with the paper's in brackets."""
-    if found is None:
+    if score is None:
         return Html("–")
-    figure: object = percent(found["mean"])
-    if best is not None and found["mean"] >= best - 1e-12:
+    figure: object = percent(score["mean"])
+    if best is not None and score["mean"] >= best - 1e-12:
         figure = tag("strong", figure)
-    deviation = "" if found["std"] is None else tag("span", f" ± {percent(found['std'])}", class_="soft")
+    deviation = "" if score["std"] is None else tag("span", f" ± {percent(score['std'])}", class_="soft")
     beside = "" if paper is None else tag("span", f" ({percent(paper)})", class_="soft")
     return join([figure, deviation, beside])
 

@@ -1,0 +1,1 @@
+"""What self-contained HTML pages are made of: markup, elements, the style; for the report and for explanations."""

@@ -1,0 +1,66 @@
+"""summary.json: a whole run from its rounds."""
+
+import resource
+from collections.abc import Mapping
+from typing import Any
+
+from protofed.records import KINDS
+from protofed.runs.assembly import Assembly
+
+_LAST_ROUNDS = 5
+
+
+def summarise_run(assembly: Assembly, rounds: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
+    """Accuracy, bytes, time and memory of a run that is complete."""
+    options = assembly.options
+    method = assembly.context.method
+    only_the_end_counts = method.pools_data or method.ensembles or options.ensemble
+    train_seconds = sum(record["seconds"]["train"] for record in rounds)
+    peak = sum(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return {
+        "method": options.method,
+        "data": options.data,
+        "protocol": assembly.context.partition.protocol,
+        "seed": options.seed,
+        "rounds": len(rounds),
+        "engine": assembly.engine.name,
+        "accuracy": rounds[-1]["accuracy"] if only_the_end_counts else mean_of_last(rounds),
+        "accuracy_final": rounds[-1]["accuracy"],
+        "accuracy_best_validation": best_validated(rounds),
+        "bytes": {
+            way: {kind: sum(record["bytes"][way][kind] for record in rounds) for kind in (*KINDS, "total")}
+            for way in ("up", "down")
+        },
+        "seconds": {
+            **{
+                part: sum(record["seconds"][part] for record in rounds)
+                for part in ("train", "aggregate", "evaluate", "total")
+            },
+            "wall": seconds,
+        },
+        "samples_per_second": sum(record["samples"] for record in rounds) / train_seconds,
+        "peak_memory_bytes": peak * 1024,
+        "status": "complete",
+    }
+
+
+def mean_of_last(rounds: list[dict[str, Any]], last: int = _LAST_ROUNDS) -> Any:
+    """Accuracy in the contract's form, averaged over the last evaluated rounds."""
+    evaluated = [record["accuracy"] for record in rounds if record["accuracy"] is not None]
+    return _mean(evaluated[-last:])
+
+
+def best_validated(rounds: list[dict[str, Any]]) -> Any:
+    """Accuracy of the round whose model did best on validation data; None where there was no such data."""
+    validated = [record for record in rounds if record["validation"] is not None]
+    return max(validated, key=lambda record: record["validation"])["accuracy"] if validated else None
+
+
+def _mean(views: list[Any]) -> Any:
+    """The mean of trees of numbers, built like the last of them; what is missing in one does not count."""
+    known = [view for view in views if view is not None]
+    if not known:
+        return None
+    if isinstance(known[-1], Mapping):
+        return {key: _mean([view.get(key) for view in known]) for key in known[-1]}
+    return sum(known) / len(known)
