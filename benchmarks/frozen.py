@@ -24,14 +24,14 @@ from benchmarks import RESULTS, Ratios, Workload, cpu_seconds, federation, in_tu
 from benchmarks.bare import BareLoop, refuse_other_work
 from protofed.federation import Federation
 from protofed.method import At, Terms
-from protofed.methods.fedadapter import FedAdapter, FrozenBackbone, FrozenBackboneServer
+from protofed.methods.fedadapter import AveragesShared, FedAdapter, FrozenBackbone, FrozenBackboneServer
 from protofed.models import Split, build_model, head
 from protofed.models.net import Net
 from protofed.registry import registered
 from protofed.verbs import cross_entropy
 
 
-class HeadOnly(FrozenBackbone):
+class HeadOnly(AveragesShared):
     """Nothing but the last stage of the network is trained and averaged."""
 
     trained = head

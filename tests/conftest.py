@@ -46,6 +46,12 @@ def same_draws() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test finds features of another run, or leaves its own behind."""
+    monkeypatch.setenv("PROTOFED_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> None:
     """Tiny tensors are slower on several threads, and the machine is shared."""

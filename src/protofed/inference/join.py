@@ -112,7 +112,7 @@ def _options(
         for key, value in stored["set"].items()
         if not key.startswith("data.") or key.removeprefix("data.") in _KEPT_DATA_SETTINGS
     }
-    models = stored["model"].split(",")
+    models = host.config["model"]["name"].split(",")
     options = {
         **stored,
         "data": data,
