@@ -64,7 +64,7 @@ def require_memory(needed: float, what: str, remedy: str) -> None:
         )
 
 
-def largest_read() -> int:
+def _largest_read() -> int:
     """How many bytes a single file may ask for: half of the machine's memory, at most 16 GiB."""
     return min(_LARGEST_READ, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
 
@@ -72,11 +72,11 @@ def largest_read() -> int:
 def check_array_size(path: Path | str, shape: tuple[int, ...], item: int = 1, what: str = "an array") -> int:
     """The bytes of an array that a file announces, whose items take `item` bytes; raises where they are too many."""
     size = prod(shape) * item
-    if min(shape, default=0) < 0 or size > largest_read():
+    if min(shape, default=0) < 0 or size > _largest_read():
         dimensions = "x".join(map(str, shape))
         raise UserError(
-            f"{path} asks for {what} of {dimensions}, {size / 2**30:.1f} GiB; at most {largest_read() / 2**30:.1f} GiB "
-            "are read at once here"
+            f"{path} asks for {what} of {dimensions}, {size / 2**30:.1f} GiB; "
+            f"at most {_largest_read() / 2**30:.1f} GiB are read at once here"
         )
     return size
 

@@ -28,7 +28,7 @@ class AttackOptions:
 
 
 @dataclass(frozen=True)
-class AttackPicture:
+class _AttackPicture:
     """Originals above what was rebuilt of them."""
 
     file: str
@@ -48,7 +48,7 @@ class AttackResults:
     """By what the attacker goes by."""
     not_attacked: dict[str, str] = field(default_factory=dict)
     """Fields of messages, and why not."""
-    pictures: list[AttackPicture] = field(default_factory=list)
+    pictures: list[_AttackPicture] = field(default_factory=list)
 
 
 def attack_client(victim: Victim, options: AttackOptions, extractor: Extractor, results: AttackResults) -> None:
@@ -132,7 +132,7 @@ class _ClientAttack:
 
     def _add_picture(self, name: str, caption: str, result: Reconstruction) -> None:
         png = side_by_side(result.originals, result.images)
-        self._results.pictures.append(AttackPicture(f"{name}-{self._victim.client}.png", caption, png))
+        self._results.pictures.append(_AttackPicture(f"{name}-{self._victim.client}.png", caption, png))
 
     def _membership_by_rows(self, rows: SentRows, stage: str) -> None:
         members, outsiders = (

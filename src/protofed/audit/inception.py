@@ -25,7 +25,7 @@ class Unit(nn.Module):
         return F.relu(self.bn(self.conv(x)))
 
 
-class Branches(nn.Module):
+class _Branches(nn.Module):
     """Chains of units side by side, whose outputs are joined; with `pool` the input is pooled beside them.
 
     `chains` name the units in the order they run. A last tuple of names forks: its units see the same input.
@@ -58,7 +58,7 @@ class Branches(nn.Module):
         return x
 
 
-def _a(inputs: int, pooled: int) -> Branches:
+def _a(inputs: int, pooled: int) -> _Branches:
     units = {
         "branch1x1": Unit(inputs, 64, 1),
         "branch5x5_1": Unit(inputs, 48, 1),
@@ -73,20 +73,20 @@ def _a(inputs: int, pooled: int) -> Branches:
         ("branch5x5_1", "branch5x5_2"),
         ("branch3x3dbl_1", "branch3x3dbl_2", "branch3x3dbl_3"),
     )
-    return Branches(units, chains, "average")
+    return _Branches(units, chains, "average")
 
 
-def _b(inputs: int) -> Branches:
+def _b(inputs: int) -> _Branches:
     units = {
         "branch3x3": Unit(inputs, 384, 3, stride=2),
         "branch3x3dbl_1": Unit(inputs, 64, 1),
         "branch3x3dbl_2": Unit(64, 96, 3, padding=1),
         "branch3x3dbl_3": Unit(96, 96, 3, stride=2),
     }
-    return Branches(units, (("branch3x3",), ("branch3x3dbl_1", "branch3x3dbl_2", "branch3x3dbl_3")), "max")
+    return _Branches(units, (("branch3x3",), ("branch3x3dbl_1", "branch3x3dbl_2", "branch3x3dbl_3")), "max")
 
 
-def _c(inputs: int, middle: int) -> Branches:
+def _c(inputs: int, middle: int) -> _Branches:
     wide, high = ((1, 7), (0, 3)), ((7, 1), (3, 0))
     units = {
         "branch1x1": Unit(inputs, 192, 1),
@@ -105,10 +105,10 @@ def _c(inputs: int, middle: int) -> Branches:
         ("branch7x7_1", "branch7x7_2", "branch7x7_3"),
         tuple(f"branch7x7dbl_{number}" for number in range(1, 6)),
     )
-    return Branches(units, chains, "average")
+    return _Branches(units, chains, "average")
 
 
-def _d(inputs: int) -> Branches:
+def _d(inputs: int) -> _Branches:
     units = {
         "branch3x3_1": Unit(inputs, 192, 1),
         "branch3x3_2": Unit(192, 320, 3, stride=2),
@@ -118,10 +118,10 @@ def _d(inputs: int) -> Branches:
         "branch7x7x3_4": Unit(192, 192, 3, stride=2),
     }
     chains = (("branch3x3_1", "branch3x3_2"), tuple(f"branch7x7x3_{number}" for number in range(1, 5)))
-    return Branches(units, chains, "max")
+    return _Branches(units, chains, "max")
 
 
-def _e(inputs: int) -> Branches:
+def _e(inputs: int) -> _Branches:
     units = {
         "branch1x1": Unit(inputs, 320, 1),
         "branch3x3_1": Unit(inputs, 384, 1),
@@ -138,7 +138,7 @@ def _e(inputs: int) -> Branches:
         ("branch3x3_1", ("branch3x3_2a", "branch3x3_2b")),
         ("branch3x3dbl_1", "branch3x3dbl_2", ("branch3x3dbl_3a", "branch3x3dbl_3b")),
     )
-    return Branches(units, chains, "average")
+    return _Branches(units, chains, "average")
 
 
 class Inception(nn.Module):

@@ -50,11 +50,11 @@ def compare_command(
     if as_json:
         print(json.dumps(result.content))
     elif not quiet:
-        show_comparison(result)
+        _show_comparison(result)
     return report_failures(result.failures)
 
 
-def show_comparison(result: Comparison) -> None:
+def _show_comparison(result: Comparison) -> None:
     """Tables per view, never mixed, and the costs."""
     console().print()
     for view in result.views():

@@ -49,7 +49,7 @@ def show_or_dump(content: T, as_json: bool, show: Callable[[T], None]) -> None:
         show(content)
 
 
-def show_partition(config: dict[str, Any]) -> None:
+def _show_partition(config: dict[str, Any]) -> None:
     """Who holds what, where that fits on a screen."""
     clients, classes = config["partition"]["clients"], config["data"]["classes"]
     columns = ["client", "train", *(classes if len(classes) <= _MOST_COLUMNS else [])]
@@ -91,7 +91,7 @@ class ProgressBar:
         config = run.config
         self._rounds = len(config["plan"]["epochs"])
         title = f"{config['method']['name']} on {config['data']['name']}"
-        show_partition(config)
+        _show_partition(config)
         self._bytes = sum(_exchanged(record) for record in run.rounds)
         if sys.stdout.isatty():
             self._bar = bars()

@@ -10,23 +10,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from protofed.clients import jobs
 from protofed.clients.features import FeatureStore
 from protofed.clients.frozen import FrozenStages, feature_store
-from protofed.clients.jobs import (
-    Evaluate,
-    Failed,
-    Job,
-    Predict,
-    Predicted,
-    Project,
-    Projected,
-    Result,
-    Score,
-    Train,
-    Trained,
-    TrainedGroup,
-    TrainGroup,
-)
 from protofed.clients.optimizers import State, make_optimizers, restore_state
 from protofed.clients.prepared import Prepared
 from protofed.clients.samples import ClientSamples, to_device
@@ -48,7 +34,7 @@ R = TypeVar("R", bound=Record)
 class ReadyClient:
     """A client about to train: what it stands on (its weights are `at.start`), learns from and remembers."""
 
-    job: Train
+    job: jobs.Train
     at: At
     samples: ClientSamples
     optimizer: State
@@ -68,15 +54,15 @@ class ClientSide:
         self._store = ClientStore(context.clients_folder)
         self._received: tuple[Message, Record] | None = None
 
-    def perform(self, job: Job, message: Message) -> Result:
+    def perform(self, job: jobs.Job, message: Message) -> jobs.Result:
         """Do one job; whatever goes wrong in it is an answer, not an exception."""
-        if isinstance(job, Train):
+        if isinstance(job, jobs.Train):
             return attempted(lambda: self._train(job, message)[1])
-        if isinstance(job, TrainGroup):
+        if isinstance(job, jobs.TrainGroup):
             return attempted(lambda: self._train_group(job, message))
-        if isinstance(job, Evaluate):
+        if isinstance(job, jobs.Evaluate):
             return attempted(lambda: self._evaluate(job, message))
-        if isinstance(job, Project):
+        if isinstance(job, jobs.Project):
             return attempted(lambda: self._project(job, message))
         return attempted(lambda: self._predict(job, message))
 
@@ -84,7 +70,7 @@ class ClientSide:
         """The network that plays a client, at the weights of whoever acted last."""
         return self._nets[self._context.architecture_of(client)]
 
-    def prepare(self, job: Train, message: Message) -> ReadyClient:
+    def prepare(self, job: jobs.Train, message: Message) -> ReadyClient:
         """Bring a client's weights, with the broadcast over them, into its network, and its samples to hand."""
         down = self._open(message, self._templates.down, f"broadcast to {job.client}")
         net, state = self._enter(job.client, job.round, down)
@@ -93,7 +79,7 @@ class ClientSide:
         self._skip_frozen(job.client)
         return ReadyClient(job, at, samples, state.optimizer)
 
-    def finish(self, ready: ReadyClient, result: TrainingResult) -> tuple[Record, Trained]:
+    def finish(self, ready: ReadyClient, result: TrainingResult) -> tuple[Record, jobs.Trained]:
         """Make the upload from what training left in the client's network, and propose the client's new state.
 
         The upload as it is summed up, and as it is sent.
@@ -112,20 +98,20 @@ class ClientSide:
         sent = encode(private, client, quantiser)
         self._store.propose(client, ready.job.round, ClientState(net.pick(), memory, result.optimizer))
         # A loss tells of the samples, too, and no noise is on it.
-        return private, Trained(sent.blob, sent.size, {} if guard.promises else result.loss, result.samples)
+        return private, jobs.Trained(sent.blob, sent.size, {} if guard.promises else result.loss, result.samples)
 
-    def _train_group(self, job: TrainGroup, message: Message) -> TrainedGroup:
+    def _train_group(self, job: jobs.TrainGroup, message: Message) -> jobs.TrainedGroup:
         tally = Tally()
 
-        def added(client: str) -> Trained:
-            upload, trained = self._train(Train(job.round, client), message)
+        def added(client: str) -> jobs.Trained:
+            upload, trained = self._train(jobs.Train(job.round, client), message)
             tally.add(client, conform(upload, self._templates.upload, client))
             return replace(trained, blob=b"")
 
         each = tuple(attempted(partial(added, client)) for client in job.clients)
-        return TrainedGroup(encode(tally.sums(), "group").blob if tally.clients else b"", each)
+        return jobs.TrainedGroup(encode(tally.sums(), "group").blob if tally.clients else b"", each)
 
-    def _train(self, job: Train, message: Message) -> tuple[Record, Trained]:
+    def _train(self, job: jobs.Train, message: Message) -> tuple[Record, jobs.Trained]:
         context, ready = self._context, self.prepare(job, message)
         net = self.net_of(job.client)
         optimizers = make_optimizers(context.method, net, context.plan, ready.at.lr)
@@ -134,22 +120,22 @@ class ClientSide:
         result = train(context.method, net, ready.samples, ready.at, optimizers, context.precision, private)
         return self.finish(ready, result)
 
-    def examine(self, job: Evaluate, message: Message) -> tuple[Weights, Tensor, Tensor]:
+    def examine(self, job: jobs.Evaluate, message: Message) -> tuple[Weights, Tensor, Tensor]:
         """The model that a client would use now, and what it predicts beside what is right."""
         net, predicted, right = self._predicted(job, message)
         # As files have it, however the kernels lie here.
         return map_tensors(net.pick(), lambda tensor: tensor.cpu().contiguous()), predicted, right
 
-    def _evaluate(self, job: Evaluate, message: Message) -> Score:
+    def _evaluate(self, job: jobs.Evaluate, message: Message) -> jobs.Score:
         _, predicted, right = self._predicted(job, message)
         correct = predicted == right
         if job.domain is not None:
-            return Score(int(correct.sum()), len(correct))
+            return jobs.Score(int(correct.sum()), len(correct))
         sizes = [self._context.test_size(client, job.validates) for client in (str(job.client), *job.alike)]
-        parts = tuple(Score(int(own.sum()), len(own)) for own in torch.split(correct, sizes))
-        return Score(sum(part.correct for part in parts), len(correct), parts)
+        parts = tuple(jobs.Score(int(own.sum()), len(own)) for own in torch.split(correct, sizes))
+        return jobs.Score(sum(part.correct for part in parts), len(correct), parts)
 
-    def _predicted(self, job: Evaluate, message: Message) -> tuple[Net, Tensor, Tensor]:
+    def _predicted(self, job: jobs.Evaluate, message: Message) -> tuple[Net, Tensor, Tensor]:
         """The model, what it predicts, and what is right."""
         if job.client is None:
             net, at = self._enter_server(job.round, message)
@@ -163,13 +149,13 @@ class ClientSide:
         predicted, right = zip(*(self._looked_through(net, test, at) for test in tests), strict=True)
         return net, torch.cat(predicted), torch.cat(right)
 
-    def _looked_through(self, net: Net, job: Evaluate, at: At) -> tuple[Tensor, Tensor]:
+    def _looked_through(self, net: Net, job: jobs.Evaluate, at: At) -> tuple[Tensor, Tensor]:
         """What the net predicts on the test samples of a job, and what is right."""
         samples = self._context.test_samples(job.domain, job.client, job.validates, job.alike)
         self._skip_frozen(job.client)
         return self._probabilities(net, samples.batches(), at).argmax(1), samples.y
 
-    def _project(self, job: Project, message: Message) -> Projected:
+    def _project(self, job: jobs.Project, message: Message) -> jobs.Projected:
         """On the client's model as its training left it; nothing but the two scores leaves the client."""
         down = self._open(message, self._templates.down, f"broadcast to {job.client}")
         net, state = self._enter(job.client, job.round, None)
@@ -182,17 +168,17 @@ class ClientSide:
         self._store.keep_sources(
             job.client, Sources(vectors, found.image, found.row, found.column, own.pixels(found.image.clamp(min=0)))
         )
-        return Projected(before, self._score(net, tested, at))
+        return jobs.Projected(before, self._score(net, tested, at))
 
-    def _score(self, net: Net, samples: ClientSamples, at: At) -> Score:
+    def _score(self, net: Net, samples: ClientSamples, at: At) -> jobs.Score:
         predicted = self._probabilities(net, samples.batches(), at).argmax(1)
-        return Score(int((predicted == samples.y).sum()), len(samples))
+        return jobs.Score(int((predicted == samples.y).sum()), len(samples))
 
-    def _predict(self, job: Predict, message: Message) -> Predicted:
+    def _predict(self, job: jobs.Predict, message: Message) -> jobs.Predicted:
         net, at = self._enter_server(job.round, message)
         samples = self._context.test_samples(job.domain, None)
         self._skip_frozen(None)
-        return Predicted(self._probabilities(net, samples.batches(), at).cpu().numpy())
+        return jobs.Predicted(self._probabilities(net, samples.batches(), at).cpu().numpy())
 
     def _skip_frozen(self, client: str | None) -> None:
         """What of the client's net is frozen need not be computed anew."""
@@ -238,12 +224,12 @@ class ClientSide:
         return net, replace(self._context.at(round, None), down=package.down)
 
 
-def attempted(work: Callable[[], A]) -> A | Failed:
+def attempted(work: Callable[[], A]) -> A | jobs.Failed:
     """The result of some work, or why it gave none."""
     try:
         return work()
     except Exception as error:
-        return Failed(f"{type(error).__name__}: {error}", traceback.format_exc())
+        return jobs.Failed(f"{type(error).__name__}: {error}", traceback.format_exc())
 
 
 def _remembers(state: ClientState) -> bool:

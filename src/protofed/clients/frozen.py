@@ -34,7 +34,7 @@ _TRIAL = 2
 
 
 @dataclass(frozen=True)
-class FrozenChoice:
+class _FrozenChoice:
     """What is done about frozen stages, and why."""
 
     parts: tuple[FrozenPart, ...]
@@ -57,10 +57,10 @@ class _Problem(NamedTuple):
     remedy: str
 
 
-def choose_frozen(name: str, context: RunContext) -> FrozenChoice:
+def choose_frozen(name: str, context: RunContext) -> _FrozenChoice:
     """What `auto` does where it is right, or what the user asked for; `cached` where it is wrong is refused."""
     if name == "plain":
-        return FrozenChoice((), "asked for")
+        return _FrozenChoice((), "asked for")
     parts = tuple(find_frozen(context.method, model, context.dataset.image_shape) for model in context.models)
     if context.guard.trains_privately:
         problem = _Problem(
@@ -84,14 +84,16 @@ def choose_frozen(name: str, context: RunContext) -> FrozenChoice:
             "leave out data.augment, or use --frozen auto",
         )
     else:
-        return FrozenChoice(parts, "the first stages are not trained, so their output is computed once for each sample")
+        return _FrozenChoice(
+            parts, "the first stages are not trained, so their output is computed once for each sample"
+        )
     if name == "cached":
         raise UserError(f"--frozen cached: {problem.what}; {problem.remedy}")
-    return FrozenChoice(parts if any(part.prefix or part.recipes for part in parts) else (), problem.what)
+    return _FrozenChoice(parts if any(part.prefix or part.recipes for part in parts) else (), problem.what)
 
 
 def _too_large(context: RunContext) -> bool:
-    needed = sum(bytes_of(block, context.dtype) for block in feature_blocks(context).values())
+    needed = sum(bytes_of(block, context.dtype) for block in _feature_blocks(context).values())
     folder = next(path for path in context.clients_folder.absolute().parents if path.exists())
     return needed - MEMORY_LIMIT > shutil.disk_usage(folder).free
 
@@ -141,7 +143,7 @@ def _has_weights(stage: nn.Module) -> bool:
     return next(unwrapped(stage).parameters(), None) is not None
 
 
-def feature_blocks(context: RunContext) -> dict[FeatureKey, FeatureBlock]:
+def _feature_blocks(context: RunContext) -> dict[FeatureKey, FeatureBlock]:
     """Room for the features of every sample set of a run: test sets, which all clients look at, before the others."""
     widths = {number: prod(part.shape) for number, part in enumerate(context.frozen) if part.prefix}
     blocks = {
@@ -160,7 +162,7 @@ def feature_blocks(context: RunContext) -> dict[FeatureKey, FeatureBlock]:
 
 def feature_store(context: RunContext, limit: int = MEMORY_LIMIT) -> FeatureStore | None:
     """A store for the features of a run, to be made before processes are forked; None where nothing is kept."""
-    needed = feature_blocks(context)
+    needed = _feature_blocks(context)
     return FeatureStore(needed, context.dtype, context.clients_folder.parent, limit) if needed else None
 
 

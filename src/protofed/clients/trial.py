@@ -32,7 +32,7 @@ _WEIGHT_COPIES = 6
 
 
 @dataclass(frozen=True)
-class SampleCost:
+class _SampleCost:
     """Of training on one sample: processor time, and bytes that the forward pass keeps for the backward pass."""
 
     seconds: float
@@ -76,7 +76,7 @@ class Trial:
         """One step of two clients together; raises whatever goes wrong."""
         self._train_stacked(self._first_clients(2, 1))
 
-    def sample_cost(self) -> SampleCost:
+    def sample_cost(self) -> _SampleCost:
         """From one batch, of fewer images where they are large."""
         (ready,) = self._first_clients(1, 1)
         batch = trial_batch(self._context.dataset.image_shape, self._context.plan.batch)
@@ -84,12 +84,12 @@ class Trial:
         samples = max(1, min(batch, len(ready.samples)))
         # The first time counts what is kept and warms up; the second is timed, in CPU time, which other work hardly
         # moves. Gradients of single samples, which a guard may take, cannot be counted.
-        saved = SavedBytes()
+        saved = _SavedBytes()
         with saved.counting():
             self._train(ready)
         start = time.process_time()
         self._train(ready, private=self._context.guard.trains_privately)
-        return SampleCost((time.process_time() - start) / samples, saved.total / samples)
+        return _SampleCost((time.process_time() - start) / samples, saved.total / samples)
 
     def _guess(self, ready: ReadyClient) -> float:
         """About the seconds of a batch, from a forward pass of two images; the first pass warms everything up."""
@@ -130,7 +130,7 @@ def training_bytes(method: Method, net: Net, ready: ReadyClient, precision: Prec
         return _WEIGHT_COPIES * weights
     set_modes(method, net)
     at = replace(ready.at, draw=batch.draw)
-    saved = SavedBytes()
+    saved = _SavedBytes()
     with torch.random.fork_rng(devices=[]), saved.counting(), precision():
         for step in method.steps:
             getattr(method, step.loss)(net, batch.x, batch.y, at)
@@ -138,7 +138,7 @@ def training_bytes(method: Method, net: Net, ready: ReadyClient, precision: Prec
     return _WEIGHT_COPIES * weights + samples + 2 * saved.total  # as much again on the way back
 
 
-class SavedBytes:
+class _SavedBytes:
     """Counts what a forward pass keeps for the backward pass, each storage once."""
 
     def __init__(self) -> None:

@@ -35,7 +35,7 @@ from protofed.models.net import Net
 from protofed.records import Record, Weights, map_tensors
 
 
-class CannotVectorise(Exception):
+class _CannotVectorise(Exception):
     """A loss that cannot be computed for many clients at once, and why."""
 
 
@@ -305,7 +305,7 @@ class _At(At):
 
     def __getattribute__(self, name: str) -> Any:
         if name == "client":
-            raise CannotVectorise("its loss asks which client it is computed for (at.client)")
+            raise _CannotVectorise("its loss asks which client it is computed for (at.client)")
         return super().__getattribute__(name)
 
 

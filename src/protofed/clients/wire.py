@@ -13,25 +13,13 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
-from protofed.clients.jobs import (
-    Evaluate,
-    Failed,
-    Job,
-    Predict,
-    Predicted,
-    Project,
-    Projected,
-    Result,
-    Score,
-    Train,
-    Trained,
-)
+from protofed.clients import jobs
 from protofed.errors import BadMessage
 from protofed.records import KINDS, Bytes, Message
 
 _LENGTH = struct.Struct("<I")
 _CHECKS: dict[type, TypeAdapter[Any]] = {}
-_JOBS = {kind.__name__.lower(): kind for kind in (Train, Evaluate, Predict, Project)}
+_JOBS = {kind.__name__.lower(): kind for kind in (jobs.Train, jobs.Evaluate, jobs.Predict, jobs.Project)}
 _FLOATS = ("float32", "float64")
 
 
@@ -64,12 +52,12 @@ def unpack(envelope: bytes, sender: str) -> tuple[dict[str, Any], bytes]:
     return header, envelope[start:]
 
 
-def encode_job(job: Job, message: Message) -> bytes:
+def encode_job(job: jobs.Job, message: Message) -> bytes:
     """A job and the message that comes with it."""
     return pack({"job": type(job).__name__.lower(), **asdict(job), "size": asdict(message.size)}, message.blob)
 
 
-def decode_job(envelope: bytes, sender: str) -> tuple[Job, Message]:
+def decode_job(envelope: bytes, sender: str) -> tuple[jobs.Job, Message]:
     """The job in an envelope; anything that is not one is refused in the name of the sender."""
     header, body = unpack(envelope, sender)
     kind = _JOBS.get(str(header.pop("job", "")))
@@ -79,43 +67,43 @@ def decode_job(envelope: bytes, sender: str) -> tuple[Job, Message]:
     return _checked(kind, header, sender), Message(body, size)
 
 
-def encode_result(result: Result) -> bytes:
+def encode_result(result: jobs.Result) -> bytes:
     """What became of a job."""
-    if isinstance(result, Trained):
+    if isinstance(result, jobs.Trained):
         told = {"size": asdict(result.size), "loss": result.loss, "samples": result.samples}
         return pack({"result": "trained", **told}, result.blob)
-    if isinstance(result, Predicted):
+    if isinstance(result, jobs.Predicted):
         array = np.ascontiguousarray(result.probabilities)
         return pack({"result": "predicted", "dtype": array.dtype.name, "shape": array.shape}, array.tobytes())
     return pack({"result": type(result).__name__.lower(), **asdict(result)})
 
 
-def decode_result(envelope: bytes, sender: str) -> Result:
+def decode_result(envelope: bytes, sender: str) -> jobs.Result:
     """The result in an envelope, checked."""
     header, body = unpack(envelope, sender)
     kind = header.pop("result", None)
     if kind == "trained":
         size = _size(header.pop("size", None), body, sender)
         told = _checked(_Told, header, sender)
-        return Trained(body, size, told.loss, told.samples)
+        return jobs.Trained(body, size, told.loss, told.samples)
     if kind == "predicted":
-        return Predicted(_array(header, body, sender))
+        return jobs.Predicted(_array(header, body, sender))
     if kind == "score":
-        score: Score = _checked(Score, header, sender)
+        score: jobs.Score = _checked(jobs.Score, header, sender)
         _refuse_impossible(score, sender)
         return score
     if kind == "projected":
-        projected: Projected = _checked(Projected, header, sender)
+        projected: jobs.Projected = _checked(jobs.Projected, header, sender)
         for score in (projected.before, projected.after):
             _refuse_impossible(score, sender)
         return projected
     if kind == "failed":
-        failed: Failed = _checked(Failed, header, sender)
+        failed: jobs.Failed = _checked(jobs.Failed, header, sender)
         return failed
     raise BadMessage(f"{sender}: the envelope holds no result")
 
 
-def _refuse_impossible(score: Score, sender: str) -> None:
+def _refuse_impossible(score: jobs.Score, sender: str) -> None:
     for part in (score, *score.parts):
         if not 0 <= part.correct <= part.total:
             raise BadMessage(f"{sender}: {part.correct} correct of {part.total} is no score")

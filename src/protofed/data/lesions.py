@@ -31,7 +31,7 @@ FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Camera:
+class _Camera:
     """How the images of one site look."""
 
     colour: tuple[float, float, float]
@@ -42,9 +42,9 @@ class Camera:
 
 
 SITES = {
-    "amber": Camera((0.85, 0.45, 0.20), (0.30, 0.00), 0.75, 0.02),
-    "rose": Camera((0.75, 0.35, 0.40), (-0.15, 0.25), 0.95, 0.03),
-    "olive": Camera((0.55, 0.55, 0.25), (0.00, -0.35), 0.60, 0.04),
+    "amber": _Camera((0.85, 0.45, 0.20), (0.30, 0.00), 0.75, 0.02),
+    "rose": _Camera((0.75, 0.35, 0.40), (-0.15, 0.25), 0.95, 0.03),
+    "olive": _Camera((0.55, 0.55, 0.25), (0.00, -0.35), 0.60, 0.04),
 }
 ATLAS = "atlas"
 DOMAINS = (*SITES, ATLAS)
@@ -75,13 +75,13 @@ def draw_images(site: str, part: str) -> tuple[NDArray[np.uint8], NDArray[np.int
     return pictures, y.astype(np.int64), places
 
 
-def _any_camera(rng: np.random.Generator) -> Camera:
+def _any_camera(rng: np.random.Generator) -> _Camera:
     red, green, blue = rng.uniform(0.25, 0.7, 3)
     down, right = rng.uniform(-0.35, 0.35, 2)
-    return Camera((red, green, blue), (down, right), rng.uniform(0.6, 1.0), rng.uniform(0.01, 0.04))
+    return _Camera((red, green, blue), (down, right), rng.uniform(0.6, 1.0), rng.uniform(0.01, 0.04))
 
 
-def _picture(camera: Camera, diseased: bool, rng: np.random.Generator) -> tuple[NDArray[np.uint8], FloatArray]:
+def _picture(camera: _Camera, diseased: bool, rng: np.random.Generator) -> tuple[NDArray[np.uint8], FloatArray]:
     """One image [3, 64, 64] and the middle of its lesion."""
     rows, columns = np.mgrid[0:SIDE, 0:SIDE] + 0.5
     middle = SIDE / 2 + rng.uniform(-1, 1, 2)

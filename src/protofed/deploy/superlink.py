@@ -23,7 +23,7 @@ _Receive = Callable[[], Awaitable[Any]]
 _Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
-class ControlAuthMiddleware:
+class _ControlAuthMiddleware:
     """Lets through only requests of nodes and tasks, which Flower checks, and those with the administrator's secret."""
 
     def __init__(self, app: Callable[[_Scope, _Receive, _Send], Awaitable[None]], secret: bytes) -> None:
@@ -61,7 +61,7 @@ def main() -> None:
 
     config = _parse_superlink_lifespan_config()
     app = create_app(config, SuperLinkLifespan)
-    app.add_middleware(ControlAuthMiddleware, secret=secret)
+    app.add_middleware(_ControlAuthMiddleware, secret=secret)
     uvicorn.run(
         app,
         host=config.host,

@@ -166,7 +166,7 @@ def _panel(opened: OpenRun, test_images: Mapping[str, Images]) -> dict[str, Any]
     """One map and its scores."""
     view = "global" if opened.has_global else "personal"
     h, y, domain = _features(opened, test_images, view)
-    points = tsne(h, opened.config["seed"])
+    points = _tsne(h, opened.config["seed"])
     scores = {
         "silhouette": silhouette(h, y),
         "silhouette_map": silhouette(points, y),
@@ -204,25 +204,25 @@ def _features(
     for number, (name, images) in enumerate(test_images.items()):
         client = GLOBAL if view == "global" else first_of.get(name, opened.clients[0])
         net, _ = opened.model_of(client)
-        parts.append(features_of(opened, net, images.x).numpy())
+        parts.append(_features_of(opened, net, images.x).numpy())
         labels.append(images.y.numpy())
         places.append(np.full(len(images), number))
     return np.concatenate(parts).astype(np.float64), np.concatenate(labels), np.concatenate(places)
 
 
 @torch.no_grad()
-def features_of(opened: OpenRun, net: Net, pixels: Tensor) -> Tensor:
+def _features_of(opened: OpenRun, net: Net, pixels: Tensor) -> Tensor:
     """Features of images, flat, [n, d]."""
     with net.eval():
         return torch.cat([net.features(opened.normalised(x)).flatten(1) for x in batches(pixels)])
 
 
-def tsne(h: FloatArray, seed: int) -> FloatArray:
+def _tsne(h: FloatArray, seed: int) -> FloatArray:
     """Two coordinates by t-SNE; the perplexity fits small sets."""
     from sklearn.manifold import TSNE
 
     perplexity = min(30.0, max(2.0, (len(h) - 1) / 3))
-    state = stable_seed(seed, "tsne") % 2**31
+    state = stable_seed(seed, "_tsne") % 2**31
     # A set of equal points has no principal components to start from.
     start = "pca" if np.ptp(h, axis=0).max() > 0 and min(h.shape) >= 2 else "random"
     return np.asarray(TSNE(perplexity=perplexity, init=start, random_state=state).fit_transform(h), dtype=np.float64)
@@ -313,7 +313,7 @@ def _own_features(opened: OpenRun, client: str) -> tuple[FloatArray, NDArray[np.
     held = opened.context.samples(client)
     count = min(_MOST_POINTS, len(held))
     places = torch.arange(count) * len(held) // count
-    return features_of(opened, net, held.pixels(places)).double().numpy(), held.y[places].numpy()
+    return _features_of(opened, net, held.pixels(places)).double().numpy(), held.y[places].numpy()
 
 
 def _rows(features: Features) -> tuple[FloatArray, NDArray[np.int64]]:

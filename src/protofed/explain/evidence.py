@@ -191,7 +191,7 @@ def similarity_maps(net: Net, x: Tensor, rows: Tensor) -> Tensor:
     Where the features are the pooled channels of that stage, the cosine of a position's channels with the row.
     Otherwise layers lie in between, and a position's share in the cosine is taken: its channels times their gradient.
     """
-    stage = last_map(net, x)
+    stage = _last_map(net, x)
     names = net.model.stage_names
     between = names[names.index(stage) + 1 : names.index(net.model.cut) + 1]
     with net.eval():
@@ -220,7 +220,7 @@ def _along(features: Tensor, rows: Tensor) -> Tensor:
     return alike
 
 
-def last_map(net: Net, x: Tensor) -> str:
+def _last_map(net: Net, x: Tensor) -> str:
     """The last stage before the features that still has places."""
     names = net.model.stage_names
     until = names.index(net.model.cut) + 1

@@ -78,7 +78,7 @@ def explain(
     if label is not None and domain is None:
         raise UserError("--label chooses among the test images of a --domain")
     with one_thread():
-        accuracies = project_now(run) if project else None
+        accuracies = _project_now(run) if project else None
         opened = OpenRun(run, with_data=domain is not None)
         selected = (
             from_domain(opened, domain, count, label)
@@ -95,7 +95,7 @@ def explain(
     return content
 
 
-def project_now(run: str | Path) -> dict[str, Any]:
+def _project_now(run: str | Path) -> dict[str, Any]:
     """Let every client project its part prototypes onto its own training patches; accuracy before and after."""
     opened = OpenRun(run, with_data=True)
     if "prototypes" not in opened.context.model.stage_names:

@@ -54,7 +54,7 @@ class SecureTally:
 
     def total(self) -> Record:
         """The averages, from the sum."""
-        total = secure_sum(self._participants, self._vectors, self._grid.largest, self._grid.levels)
+        total = _secure_sum(self._participants, self._vectors, self._grid.largest, self._grid.levels)
         return averaged(self._unflat(total), self._like)
 
     def _flat(self, upload: Record) -> NDArray[Any]:
@@ -107,7 +107,7 @@ class _FixedPointGrid:
         return np.asarray(np.rint(vector / step) * step)
 
 
-def secure_sum(
+def _secure_sum(
     participants: Sequence[str], vectors: Mapping[str, NDArray[Any]], largest: float, levels: int
 ) -> NDArray[Any]:
     """The sum of the vectors by SecAgg+; participants without one drop out when vectors are collected."""

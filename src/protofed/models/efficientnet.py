@@ -76,7 +76,7 @@ def _same_padding(side: int, kernel: int, stride: int) -> tuple[int, int]:
     return needed // 2, needed - needed // 2
 
 
-class MBConv(nn.Module):
+class _MBConv(nn.Module):
     """An inverted residual: 1x1 to many channels, depthwise, 1x1 back; a shortcut where the shape stays the same."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, expansion: int) -> None:
@@ -151,7 +151,7 @@ def _layers(width: float, depth: float) -> tuple[dict[str, nn.Module], int]:
         repeats = row.depth if row in (_ROWS[0], _ROWS[-1]) else ceil(row.depth * depth)
         for position in range(repeats):
             stride = row.stride if position == 0 else 1
-            blocks.setdefault(row.layer, []).append(MBConv(channels, outputs, row.kernel, stride, row.expansion))
+            blocks.setdefault(row.layer, []).append(_MBConv(channels, outputs, row.kernel, stride, row.expansion))
             channels = outputs
     return {name: nn.Sequential(*found) for name, found in blocks.items()}, channels
 

@@ -70,7 +70,7 @@ def _squared_distances(z: Tensor, vectors: Tensor) -> Tensor:
     return functional.relu(patches - 2 * matches + vectors.pow(2).sum((1, 2, 3))[:, None, None])
 
 
-class Nearest(nn.Module):
+class _Nearest(nn.Module):
     """The minimum over all positions."""
 
     def forward(self, maps: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ def with_prototypes(base: Split, *, per_class: int, dim: int, size: int, similar
     stages |= {
         "addon": _addon(channels, dim),
         "prototypes": prototypes,
-        "nearest": Nearest(),
+        "nearest": _Nearest(),
         "similarity": Similarity(similarity),
         "last": _last(base.classes, prototypes.labels),
     }

@@ -40,7 +40,7 @@ def _norm(kind: Norm, channels: int) -> nn.Module:
     return nn.GroupNorm(gcd(channels, _GROUPS), channels)
 
 
-class BasicBlock(nn.Module):
+class _BasicBlock(nn.Module):
     """Two 3x3 convolutions around a shortcut.
 
     What normalisation and convolution give is not needed for their gradients, so the next function may overwrite it.
@@ -65,7 +65,7 @@ class BasicBlock(nn.Module):
         return functional.relu_(h.add_(self.downsample(x)))
 
 
-class LocalBlock(BasicBlock):
+class _LocalBlock(_BasicBlock):
     """The same with a 1x1 convolution in second place, as in networks of local features (Brendel, Bethge, ICLR 2019).
 
     A position of the last stage of a ResNet-10 sees 19 pixels of the image instead of 49.
@@ -112,7 +112,7 @@ def _register_basic(number: int, depth: int) -> None:
         norm: Norm = "batch",
         local: Local = False,
     ) -> Split:
-        block = LocalBlock if local else BasicBlock
+        block = _LocalBlock if local else _BasicBlock
         return _resnet(block, (depth,) * 4, image_shape, classes, width, stem, stem_maxpool, norm)
 
 
@@ -135,7 +135,7 @@ def resnet50(
 
 
 def _resnet(
-    block: type[BasicBlock | Bottleneck],
+    block: type[_BasicBlock | Bottleneck],
     depths: Sequence[int],
     image_shape: ImageShape,
     classes: int,

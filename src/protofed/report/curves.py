@@ -24,7 +24,7 @@ class Measure:
 
 
 @dataclass(frozen=True)
-class Series:
+class _Series:
     """One method, one measure: a point for each round in which it was taken."""
 
     rounds: list[int]
@@ -55,7 +55,7 @@ def measures(group: MethodGroup) -> list[Measure]:
     return [*ordered, Measure("loss", "training loss", False, lambda record: record["train_loss"])]
 
 
-def series(runs: Sequence[ReportedRun], measure: Measure) -> Series | None:
+def series(runs: Sequence[ReportedRun], measure: Measure) -> _Series | None:
     """One measure of one method; None where no run has it."""
     values: dict[int, list[float]] = {}
     sent: dict[int, list[float]] = {}
@@ -69,7 +69,7 @@ def series(runs: Sequence[ReportedRun], measure: Measure) -> Series | None:
     if not values:
         return None
     rounds = sorted(values)
-    return Series(
+    return _Series(
         rounds,
         [sum(values[number]) / len(values[number]) for number in rounds],
         [min(values[number]) for number in rounds],

@@ -23,7 +23,7 @@ _MOST_BYTES = 3_000_000
 """Of all pictures of one gallery, so that the page can still be sent."""
 
 
-class EmbeddedPicture(NamedTuple):
+class _EmbeddedPicture(NamedTuple):
     """One image inside the page."""
 
     source: str
@@ -38,7 +38,7 @@ class Gallery:
     title: str
     run: str
     text: str
-    pictures: list[EmbeddedPicture]
+    pictures: list[_EmbeddedPicture]
     left_out: int
     tables: list[Table]
 
@@ -62,13 +62,13 @@ def _index(path: Path) -> dict[str, Any] | None:
 
 def _gallery(run: ReportedRun, name: str, title: str, index: dict[str, Any]) -> Gallery:
     items = [item for item in index.get("items", []) if isinstance(item, dict) and "image" in item]
-    pictures: list[EmbeddedPicture] = []
+    pictures: list[_EmbeddedPicture] = []
     room = _MOST_BYTES
     for item in items[:_MOST_IMAGES]:
         content = _picture(run.path / name, str(item["image"]))
         if content is not None and len(content) <= room:
             room -= len(content)
-            pictures.append(EmbeddedPicture(png_source(content), str(item.get("caption", ""))))
+            pictures.append(_EmbeddedPicture(png_source(content), str(item.get("caption", ""))))
     tables = [
         Table(str(each.get("title", "")), list(map(str, each["columns"])), [list(row) for row in each["rows"]])
         for each in index.get("tables", [])

@@ -26,7 +26,7 @@ def summarise_run(assembly: Assembly, rounds: list[dict[str, Any]], seconds: flo
         "engine": assembly.engine.name,
         "accuracy": rounds[-1]["accuracy"] if only_the_end_counts else mean_of_last(rounds),
         "accuracy_final": rounds[-1]["accuracy"],
-        "accuracy_best_validation": best_validated(rounds),
+        "accuracy_best_validation": _best_validated(rounds),
         "bytes": {
             way: {kind: sum(record["bytes"][way][kind] for record in rounds) for kind in (*KINDS, "total")}
             for way in ("up", "down")
@@ -50,7 +50,7 @@ def mean_of_last(rounds: list[dict[str, Any]], last: int = _LAST_ROUNDS) -> Any:
     return _mean(evaluated[-last:])
 
 
-def best_validated(rounds: list[dict[str, Any]]) -> Any:
+def _best_validated(rounds: list[dict[str, Any]]) -> Any:
     """Accuracy of the round whose model did best on validation data; None where there was no such data."""
     validated = [record for record in rounds if record["validation"] is not None]
     return max(validated, key=lambda record: record["validation"])["accuracy"] if validated else None

@@ -42,7 +42,7 @@ _SAMPLES_PER_TRIAL = 50
 
 
 @dataclass(frozen=True)
-class CategoricalAxis:
+class _CategoricalAxis:
     """A hyper-parameter and the values it may take."""
 
     key: str
@@ -62,7 +62,7 @@ class CategoricalAxis:
 
 
 @dataclass(frozen=True)
-class RangeAxis:
+class _RangeAxis:
     """A hyper-parameter and the interval its values are drawn from: uniformly, or uniformly in the logarithm."""
 
     key: str
@@ -93,7 +93,7 @@ class RangeAxis:
         return str(round(value)) if self.whole else f"{value:.4g}"
 
 
-Axis = CategoricalAxis | RangeAxis
+Axis = _CategoricalAxis | _RangeAxis
 
 
 class Sweep:
@@ -250,10 +250,10 @@ def _parse_axis(text: str) -> Axis:
     choices = [value.strip() for value in values.split(";" if ";" in values else ",")]
     if not all(choices):
         raise UserError(f"--over {text}: there is an empty value")
-    return CategoricalAxis(key, tuple(dict.fromkeys(choices)))
+    return _CategoricalAxis(key, tuple(dict.fromkeys(choices)))
 
 
-def _parse_range(text: str, key: str, first: str, last: str, flags: str) -> RangeAxis:
+def _parse_range(text: str, key: str, first: str, last: str, flags: str) -> _RangeAxis:
     """`text` is the whole of it, for messages."""
     log, whole = ":log" in flags, ":int" in flags
     try:
@@ -266,14 +266,14 @@ def _parse_range(text: str, key: str, first: str, last: str, flags: str) -> Rang
         )
     if whole and not (low.is_integer() and high.is_integer()):
         raise UserError(f"--over {text}: with :int both ends are whole numbers")
-    return RangeAxis(key, low, high, log, whole)
+    return _RangeAxis(key, low, high, log, whole)
 
 
 def _grid(axes: Sequence[Axis]) -> list[dict[str, str]]:
     """Every combination; the last hyper-parameter changes fastest."""
     values: list[tuple[str, ...]] = []
     for axis in axes:
-        if isinstance(axis, RangeAxis):
+        if isinstance(axis, _RangeAxis):
             raise UserError(f"--over {axis.text()} is a range; give --random N to draw from it")
         values.append(axis.values)
     keys = [axis.key for axis in axes]

@@ -15,11 +15,11 @@ def compute(
     preset: Preset, scale: Scale, dataset: str, rows: list[PublishedRow], given: Mapping[str, Any]
 ) -> ComputedBlock:
     """One data set of a table."""
-    tables = {"parameters": shared_parameters, "traffic": communication, "partition": partition_table}
+    tables = {"parameters": _shared_parameters, "traffic": communication, "partition": _partition_table}
     return tables[preset.kind](preset, scale, dataset, rows, given)
 
 
-def shared_parameters(
+def _shared_parameters(
     preset: Preset, scale: Scale, dataset: str, rows: list[PublishedRow], given: Mapping[str, Any]
 ) -> ComputedBlock:
     """Numbers that a client which holds every class sends in a round, without sample counts and headers."""
@@ -51,7 +51,7 @@ def communication(
     return {"columns": columns, "rows": [cells(row) for row in rows]}
 
 
-def partition_table(
+def _partition_table(
     preset: Preset, scale: Scale, dataset: str, _rows: list[PublishedRow], given: Mapping[str, Any]
 ) -> ComputedBlock:
     """Who holds how many images of each class."""

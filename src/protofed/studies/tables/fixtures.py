@@ -26,7 +26,7 @@ _PARTITION_OPTIONS = ("protocol", "clients", "fraction", "samples_per_client", "
 
 
 @dataclass(frozen=True)
-class Fixture:
+class _Fixture:
     """A method ready to run on generated images, and what it would be on the real ones."""
 
     assembly: Assembly
@@ -43,10 +43,10 @@ class Fixture:
 @contextmanager
 def fixture(
     preset: Preset, row: PublishedRow, dataset: str, scale: Scale, given: Mapping[str, Any]
-) -> Iterator[Fixture]:
+) -> Iterator[_Fixture]:
     """Inside: a row of a table, assembled with its first condition and the user's options, on generated images."""
     declared, classes = preset.images(dataset, scale), preset.suite.data[dataset].classes
-    options = row_options(preset, row, dataset, scale, given)
+    options = _row_options(preset, row, dataset, scale, given)
     partition = real_partition(preset, dataset, scale, options)
     own = [f"data.{key}" for key in data_options(options.data)]
     per_domain = _clients_per_domain(partition, list(declared.images))
@@ -73,7 +73,7 @@ def fixture(
         generated = make_options({**options.model_dump(), **replaced})
         assembly = assemble(generated, Path(temporary) / "clients")
         pooled = partition.pooled() if assembly.context.method.pools_data else partition
-        yield Fixture(assembly, pooled, sum(test for _, test in declared.images.values()))
+        yield _Fixture(assembly, pooled, sum(test for _, test in declared.images.values()))
 
 
 def real_partition(preset: Preset, dataset: str, scale: Scale, options: Options) -> Partition:
@@ -97,7 +97,7 @@ def partition_of(dataset: Dataset, options: Options, holdout: float) -> Partitio
     return make_partition(dataset, **{key: getattr(options, key) for key in _PARTITION_OPTIONS}, holdout=holdout)
 
 
-def row_options(preset: Preset, row: PublishedRow, dataset: str, scale: Scale, given: Mapping[str, Any]) -> Options:
+def _row_options(preset: Preset, row: PublishedRow, dataset: str, scale: Scale, given: Mapping[str, Any]) -> Options:
     """The options of a run of one row under its first condition."""
     condition = next(iter(preset.conditions(dataset, scale).values()))
     options = preset.run_options(dataset, scale, condition, given, row.options, {"set": row.set})

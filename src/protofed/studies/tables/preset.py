@@ -25,7 +25,7 @@ class _TomlModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class DatasetAtScale(_TomlModel):
+class _DatasetAtScale(_TomlModel):
     """A data set of a suite at one scale: its name, its shape as a model sees it, and how much it holds."""
 
     data: str | None = None
@@ -36,7 +36,7 @@ class DatasetAtScale(_TomlModel):
     """Training and test images of each domain, in the order of the paper's columns."""
 
 
-class SuiteDataset(_TomlModel):
+class _SuiteDataset(_TomlModel):
     """A data set of a suite at both scales."""
 
     title: str
@@ -45,17 +45,17 @@ class SuiteDataset(_TomlModel):
     preset: str | None = None
     """The named hyper-parameters for this data set, for methods that have them."""
     options: dict[str, Any] = {}
-    lite: DatasetAtScale
-    paper: DatasetAtScale
+    lite: _DatasetAtScale
+    paper: _DatasetAtScale
 
 
-class TrainingSuite(_TomlModel):
+class _TrainingSuite(_TomlModel):
     """How a paper trains, on which data."""
 
     options: dict[str, Any] = {}
     scale: dict[Scale, dict[str, Any]] = {}
     """Options that differ between the two."""
-    data: dict[str, SuiteDataset]
+    data: dict[str, _SuiteDataset]
 
 
 class PublishedRow(_TomlModel):
@@ -78,7 +78,7 @@ class PublishedRow(_TomlModel):
         return self.name or self.method
 
 
-class ConditionAxis(_TomlModel):
+class _ConditionAxis(_TomlModel):
     """One run for each of several values: each left-out domain, each degree of label skew."""
 
     values: list[str] | Literal["domains"] | dict[Scale, list[str] | Literal["domains"]]
@@ -105,7 +105,7 @@ class FigureDrawing(_TomlModel):
     hausdorff: bool = False
 
 
-class DatasetOverrides(_TomlModel):
+class _DatasetOverrides(_TomlModel):
     """What a table changes about one data set of its suite."""
 
     options: dict[str, Any] = {}
@@ -119,21 +119,21 @@ class Preset(_TomlModel):
     title: str
     kind: Literal["accuracy", "curves", "leakage", "parameters", "traffic", "partition"] = "accuracy"
     suite_name: str = Field(alias="suite")
-    suite: TrainingSuite = Field(alias="loaded_suite")
+    suite: _TrainingSuite = Field(alias="loaded_suite")
     datasets: list[str]
     rows: list[PublishedRow] = []
     views: list[View] = ["global"]
     value: Literal["average", "pooled", "held_out"] = "average"
     """What stands for a run: the mean over domains or clients, all test images together, or the domain left out."""
     per_domain: bool = True
-    over: ConditionAxis | None = None
+    over: _ConditionAxis | None = None
     columns: list[str] = []
     """Of a table that holds other figures than accuracies."""
     baseline: str = "fedavg"
     seeds: dict[Scale, list[int]] = {"lite": [0], "paper": [0, 1, 2]}
     options: dict[str, Any] = {}
     scale: dict[Scale, dict[str, Any]] = {}
-    data: dict[str, DatasetOverrides] = {}
+    data: dict[str, _DatasetOverrides] = {}
     notes: list[str] = []
     draw: FigureDrawing | None = None
 
@@ -151,7 +151,7 @@ class Preset(_TomlModel):
         """Bytes are always those of the paper's own model: they cost no training."""
         return "paper" if self.kind in ("parameters", "traffic") else scale
 
-    def images(self, dataset: str, scale: Scale) -> DatasetAtScale:
+    def images(self, dataset: str, scale: Scale) -> _DatasetAtScale:
         """What a data set is at a scale."""
         return self.suite.data[dataset].paper if scale == "paper" else self.suite.data[dataset].lite
 
@@ -185,7 +185,7 @@ class Preset(_TomlModel):
             known.options,
             images.options,
         )
-        of_table = (self.options, self.scale.get(scale, {}), self.data.get(dataset, DatasetOverrides()).options)
+        of_table = (self.options, self.scale.get(scale, {}), self.data.get(dataset, _DatasetOverrides()).options)
         return merge_options(*of_suite, *of_data, *of_table, *more)
 
     def selected_datasets(self, names: Sequence[str] | None) -> list[str]:

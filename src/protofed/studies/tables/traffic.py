@@ -11,21 +11,21 @@ from protofed.runs.assembly import Assembly
 
 
 @dataclass(frozen=True)
-class Traffic:
+class _Traffic:
     """Bytes of all messages of a run."""
 
     up: Bytes
     down: Bytes
 
 
-def traffic(assembly: Assembly, sizes: Mapping[str, int]) -> Traffic:
+def traffic(assembly: Assembly, sizes: Mapping[str, int]) -> _Traffic:
     """Of a whole run in which every client takes part in every round and holds every class.
 
     `sizes` are the clients' training images. Sets of prototypes count with one prototype for each class.
     """
     context, templates = assembly.context, assembly.templates
     if context.method.pools_data:
-        return Traffic(Bytes(), Bytes())
+        return _Traffic(Bytes(), Bytes())
     known: dict[tuple[str, int], Bytes] = {}
 
     def size_of(way: str, record: Record, embeddings: int) -> Bytes:
@@ -43,7 +43,7 @@ def traffic(assembly: Assembly, sizes: Mapping[str, int]) -> Traffic:
             up += size_of("up", templates.upload, sent[client])
             down += size_of("down", templates.down, min(features.down, others))
         bank = sent
-    return Traffic(up, down)
+    return _Traffic(up, down)
 
 
 def _filled(value: Any, embeddings: int) -> Any:
