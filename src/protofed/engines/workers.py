@@ -4,7 +4,9 @@ A message that several clients receive is written once, into memory that all pro
 same way. Forking takes some milliseconds and needs the data in place, so workers start after loading, not beside it.
 """
 
+import mmap
 import multiprocessing
+import os
 import signal
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
@@ -30,9 +32,33 @@ from protofed.clients import (
     TrainGroup,
     feature_store,
 )
-from protofed.engines.shared_buffer import SharedBuffer
 from protofed.records import Bytes, Message
 from protofed.system import die_with_parent
+
+
+class SharedBuffer:
+    """Anonymous shared memory, as long as what was last written; made before the fork, gone with its last process."""
+
+    def __init__(self) -> None:
+        self._file = os.memfd_create("protofed")
+
+    def write(self, blob: bytes) -> None:
+        """Replace what is written. Whoever reads must have done so."""
+        os.ftruncate(self._file, len(blob))
+        if blob:
+            with mmap.mmap(self._file, len(blob)) as view:
+                view[:] = blob
+
+    def read(self) -> bytes:
+        """What is written."""
+        if os.fstat(self._file).st_size == 0:
+            return b""
+        with mmap.mmap(self._file, 0, access=mmap.ACCESS_READ) as view:
+            return view[:]
+
+    def close(self) -> None:
+        """Give the memory back, once everybody else has."""
+        os.close(self._file)
 
 
 class WorkersEngine:

@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from protofed.explain.wording import ABOUT, tables
-from protofed.pages.document import document
 from protofed.pages.elements import details, gallery, picture, plain_table, png_source
-from protofed.pages.markup import Html, tag
+from protofed.pages.markup import Html, document, tag
 from protofed.text import percent
 
 

@@ -1,9 +1,13 @@
-"""What an engine is: where clients run. It performs jobs wherever and in whatever order it likes."""
+"""What an engine is: where clients run, in whatever order it likes; and its results in canonical order."""
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from dataclasses import replace
+from os import SEEK_END
+from pathlib import Path
+from tempfile import SpooledTemporaryFile
+from typing import IO, Any, Protocol
 
-from protofed.clients import Job, Result
+from protofed.clients import Job, Result, Trained, TrainedGroup
 from protofed.records import Message
 
 
@@ -22,3 +26,54 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """End whatever was started."""
+
+
+_WAITING_IN_MEMORY = 32 * 2**20
+"""Bytes of uploads that wait in memory for those before them."""
+
+
+def in_order(results: Iterator[tuple[Any, Any]], jobs: list[Job], folder: Path) -> Iterator[tuple[Job, Any]]:
+    """Results in the order of `jobs`, each handed on as soon as all before it have come."""
+    expected = iter(jobs)
+    following = next(expected, None)
+    with SpooledTemporaryFile(_WAITING_IN_MEMORY, dir=str(folder)) as file:
+        waiting = _Waiting(file)
+        for job, result in results:
+            if job != following:
+                waiting.put(job, result)
+                continue
+            yield job, result
+            following = next(expected, None)
+            while following in waiting:
+                assert following is not None
+                yield following, waiting.take(following)
+                following = next(expected, None)
+
+
+class _Waiting:
+    """Results that came before their turn. The longest jobs are done first, so where clients differ in size most of
+    them wait, and their uploads must not fill the memory: they lie in a file.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._results: dict[Job, tuple[Any, int, int]] = {}
+
+    def __contains__(self, job: object) -> bool:
+        return job in self._results
+
+    def put(self, job: Job, result: Any) -> None:
+        if isinstance(result, Trained | TrainedGroup):
+            self._file.seek(0, SEEK_END)
+            self._results[job] = (replace(result, blob=b""), self._file.tell(), self._file.write(result.blob))
+        else:
+            self._results[job] = (result, 0, 0)
+
+    def take(self, job: Job) -> Any:
+        result, start, length = self._results.pop(job)
+        if isinstance(result, Trained | TrainedGroup):
+            self._file.seek(start)
+            result = replace(result, blob=self._file.read(length))
+        if not self._results:
+            self._file.truncate(0)
+        return result

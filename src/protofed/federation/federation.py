@@ -26,10 +26,9 @@ from protofed.clients import (
     TrainGroup,
 )
 from protofed.errors import BadMessage
-from protofed.federation.engine import Engine
+from protofed.federation.engine import Engine, in_order
 from protofed.federation.evaluation import Evaluator, Member
 from protofed.federation.folder import RunFolder
-from protofed.federation.ordering import in_order
 from protofed.guards import UNGUARDED, PrivacyLedger, SecureTally
 from protofed.records import Bytes, Message, Record, Sums, Tally, Weights, adds_up, decode, encode
 from protofed.seeding import generator

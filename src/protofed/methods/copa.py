@@ -25,7 +25,7 @@ class CopaServer(Record):
     heads: dict[str, Weights]
 
 
-class CopaUpload(Record):
+class _CopaUpload(Record):
     """A client's extractor, averaged, and its head, which is not."""
 
     weights: Mean[Weights]
@@ -33,7 +33,7 @@ class CopaUpload(Record):
 
 
 @register("copa")
-class Copa(Method[CopaUpload]):
+class Copa(Method[_CopaUpload]):
     """The extractor is averaged, heads are published: features must suit foreign heads, and all heads vote."""
 
     paper = (
@@ -79,11 +79,11 @@ class Copa(Method[CopaUpload]):
             "foreign": self.foreign_weight * sum(foreign, h.new_zeros(())),
         }
 
-    def upload(self, net: Net, data: Samples, at: At) -> tuple[CopaUpload, Record]:
+    def upload(self, net: Net, data: Samples, at: At) -> tuple[_CopaUpload, Record]:
         """The trained extractor and head."""
-        return CopaUpload(Mean(net.pick(features), self.weight(at)), Each(net.pick(head))), at.memory
+        return _CopaUpload(Mean(net.pick(features), self.weight(at)), Each(net.pick(head))), at.memory
 
-    def aggregate(self, server: CopaServer, total: CopaUpload, at: At) -> CopaServer:
+    def aggregate(self, server: CopaServer, total: _CopaUpload, at: At) -> CopaServer:
         """The mean extractor; the heads are replaced one by one."""
         return CopaServer(total.weights, {**server.heads, **total.head})
 

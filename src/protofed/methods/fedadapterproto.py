@@ -20,14 +20,14 @@ from protofed.registry import register
 from protofed.verbs import cross_entropy, joined, one_hot
 
 
-class AdapterProtoUpload(Record):
+class _AdapterProtoUpload(Record):
     """alpha_i and phi_i, which may be weighted differently."""
 
     alpha: Mean[Weights]
     phi: Mean[Weights]
 
 
-class TrainsPartPrototypes(FrozenBackbone[U]):
+class _TrainsPartPrototypes(FrozenBackbone[U]):
     """The prototype layer's hyper-parameters and loss."""
 
     trained = prototype_layer
@@ -72,7 +72,7 @@ class TrainsPartPrototypes(FrozenBackbone[U]):
 
 
 @register("fedprototypical")
-class FedPrototypical(TrainsPartPrototypes[ModelUpload], AveragesShared):
+class FedPrototypical(_TrainsPartPrototypes[ModelUpload], AveragesShared):
     """A part-prototype network on a frozen backbone: a decision adds up patches that look like prototypes."""
 
     paper = (
@@ -91,7 +91,7 @@ class FedPrototypical(TrainsPartPrototypes[ModelUpload], AveragesShared):
 
 
 @register("fedadapterproto")
-class FedAdapterProto(WithAdapters[AdapterProtoUpload], TrainsPartPrototypes[AdapterProtoUpload]):
+class FedAdapterProto(WithAdapters[_AdapterProtoUpload], _TrainsPartPrototypes[_AdapterProtoUpload]):
     """Part prototypes explain what adapters help to see: both are averaged, the backbone under them is frozen."""
 
     paper = (
@@ -149,12 +149,12 @@ class FedAdapterProto(WithAdapters[AdapterProtoUpload], TrainsPartPrototypes[Ada
             "prox_alpha": self.prox(net, adapters, self.mu1, at),
         }
 
-    def upload(self, net: Net, data: Samples, at: At) -> tuple[AdapterProtoUpload, Record]:
+    def upload(self, net: Net, data: Samples, at: At) -> tuple[_AdapterProtoUpload, Record]:
         """alpha_i and phi_i."""
         # A client that could take no step counts as one: were there only such, the mean would have no weight at all.
         steps = max(at.taken, 1)
         weight = {"size": at.size, "mean": 1, "steps": steps, "steps_size": steps * at.size}[self.adapter_agg]
-        return AdapterProtoUpload(
+        return _AdapterProtoUpload(
             Mean(net.pick(adapters), weight), Mean(net.pick(self.phi), self.weight(at))
         ), at.memory
 
@@ -162,7 +162,7 @@ class FedAdapterProto(WithAdapters[AdapterProtoUpload], TrainsPartPrototypes[Ada
         """The frozen backbone with alpha_i and phi_i."""
         return joined(upload.alpha.value, upload.phi.value, server.rest)
 
-    def aggregate(self, server: FrozenBackboneServer, total: AdapterProtoUpload, at: At) -> FrozenBackboneServer:
+    def aggregate(self, server: FrozenBackboneServer, total: _AdapterProtoUpload, at: At) -> FrozenBackboneServer:
         """theta_g = sum (n_i / n) theta_i."""
         return FrozenBackboneServer(SharedModel(joined(total.alpha, total.phi)), server.rest)
 

@@ -14,7 +14,7 @@ from protofed.registry import register
 from protofed.verbs import joined, named_as
 
 
-class FedBNServer(Record):
+class _FedBNServer(Record):
     """The shared part, and the clients' mean normalisation where it is collected."""
 
     shared: SharedModel
@@ -47,11 +47,11 @@ class FedBN(TrainedByCrossEntropy[ModelUpload]):
         """What the server averages."""
         return everything if self.global_bn == "mean" else self.shares
 
-    def server_state(self, net: Net, at: At) -> FedBNServer:
+    def server_state(self, net: Net, at: At) -> _FedBNServer:
         """The initial model."""
-        return FedBNServer(SharedModel(net.pick(self.shares)), net.pick(self.uploads - self.shares))
+        return _FedBNServer(SharedModel(net.pick(self.shares)), net.pick(self.uploads - self.shares))
 
-    def broadcast(self, server: FedBNServer, at: At) -> SharedModel:
+    def broadcast(self, server: _FedBNServer, at: At) -> SharedModel:
         """The shared part."""
         return server.shared
 
@@ -59,12 +59,12 @@ class FedBN(TrainedByCrossEntropy[ModelUpload]):
         """The trained model without its normalisation."""
         return ModelUpload(Mean(net.pick(self.uploads), self.weight(at))), at.memory
 
-    def aggregate(self, server: FedBNServer, total: ModelUpload, at: At) -> FedBNServer:
+    def aggregate(self, server: _FedBNServer, total: ModelUpload, at: At) -> _FedBNServer:
         """The weighted mean."""
         shared, norms = (named_as(like, total.weights) for like in (server.shared.weights, server.norms))
-        return FedBNServer(SharedModel(shared), norms)
+        return _FedBNServer(SharedModel(shared), norms)
 
-    def global_weights(self, server: FedBNServer) -> Weights | None:
+    def global_weights(self, server: _FedBNServer) -> Weights | None:
         """The shared part with the mean normalisation, where that was collected."""
         if self.global_bn == "none":
             return None

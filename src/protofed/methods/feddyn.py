@@ -15,14 +15,14 @@ from protofed.registry import register
 from protofed.verbs import cross_entropy, inner_product, proximal, zeros_like
 
 
-class FedDynServer(ServerWithModel):
+class _FedDynServer(ServerWithModel):
     """The model that is sent, the mean of the clients' models it is made of, and the correction h."""
 
     mean: Weights
     h: dict[str, Tensor]
 
 
-class FedDynMemory(Record):
+class _FedDynMemory(Record):
     """The client's gradient so far, lambda_i."""
 
     lam: dict[str, Tensor]
@@ -58,13 +58,13 @@ class FedDyn(KeepsServerState[ModelUpload]):
             return self.alpha
         return self.alpha * sum(at.clients.values()) / (len(at.clients) * at.size)
 
-    def server_state(self, net: Net, at: At) -> FedDynServer:
+    def server_state(self, net: Net, at: At) -> _FedDynServer:
         """The initial model, h = 0."""
-        return FedDynServer(SharedModel(net.pick()), net.pick(), zeros_like(net.params()))
+        return _FedDynServer(SharedModel(net.pick()), net.pick(), zeros_like(net.params()))
 
-    def client_state(self, net: Net, at: At) -> FedDynMemory:
+    def client_state(self, net: Net, at: At) -> _FedDynMemory:
         """lambda_i = 0."""
-        return FedDynMemory(zeros_like(net.params()))
+        return _FedDynMemory(zeros_like(net.params()))
 
     def loss(self, net: Net, x: Tensor, y: Tensor, at: At) -> Terms:
         """CE - <lambda_i, theta> + (alpha_i / 2) |theta - theta^t|^2."""
@@ -74,21 +74,21 @@ class FedDyn(KeepsServerState[ModelUpload]):
             "proximal": proximal(net.params(), at.start.params, self.alpha_of(at)),
         }
 
-    def upload(self, net: Net, data: Samples, at: At) -> tuple[ModelUpload, FedDynMemory]:
+    def upload(self, net: Net, data: Samples, at: At) -> tuple[ModelUpload, _FedDynMemory]:
         """The trained model; lambda_i <- lambda_i - alpha_i (theta_i - theta^t)."""
         theta_i, alpha = net.pick(), self.alpha_of(at)
         lam = {
             name: old - alpha * (theta_i.params[name] - at.start.params[name]) for name, old in at.memory.lam.items()
         }
-        return ModelUpload(Mean(theta_i, 1.0)), FedDynMemory(lam)
+        return ModelUpload(Mean(theta_i, 1.0)), _FedDynMemory(lam)
 
-    def aggregate(self, server: FedDynServer, total: ModelUpload, at: At) -> FedDynServer:
+    def aggregate(self, server: _FedDynServer, total: ModelUpload, at: At) -> _FedDynServer:
         """h <- h - (alpha / N) sum (theta_i - theta^t), theta = mean theta_i - h / alpha."""
         theta, mean = server.model.weights.params, total.weights.params
         share = len(at.participants) / len(at.clients)  # |S_t| / N
         h = {name: old - self.alpha * share * (mean[name] - theta[name]) for name, old in server.h.items()}
         corrected = {name: tensor - h[name] / self.alpha for name, tensor in mean.items()}
-        return FedDynServer(SharedModel(Weights(corrected, total.weights.stats)), total.weights, h)
+        return _FedDynServer(SharedModel(Weights(corrected, total.weights.stats)), total.weights, h)
 
     def global_weights(self, server: Any) -> Weights:
         """The server's model, or the mean of the clients'."""

@@ -16,7 +16,7 @@ from protofed.registry import register
 from protofed.verbs import cross_entropy, weighted_mean
 
 
-class FedGAServer(ServerWithModel):
+class _FedGAServer(ServerWithModel):
     """The model and, for every client: its weight a_i, and the risk its own model had, where it trained last round."""
 
     a: Tensor  # [N]
@@ -24,7 +24,7 @@ class FedGAServer(ServerWithModel):
     trained: Tensor  # [N] booleans
 
 
-class FedGAUpload(Record):
+class _FedGAUpload(Record):
     """A client's model, and the risk on its validation samples of the model it received and of the one it trained."""
 
     weights: Each[Weights]
@@ -33,7 +33,7 @@ class FedGAUpload(Record):
 
 
 @register("fedga")
-class FedGA(KeepsServerState[FedGAUpload]):
+class FedGA(KeepsServerState[_FedGAUpload]):
     """The generalisation gap, how much worse the average does on a client's data than its own model, sets weights."""
 
     paper = "Zhang et al., Federated Domain Generalization with Generalization Adjustment, CVPR 2023"
@@ -57,17 +57,17 @@ class FedGA(KeepsServerState[FedGAUpload]):
     metric: Literal["loss", "accuracy"] = knob("what the gap is measured in", default="loss")
     center: bool = knob("take the mean gap off first", default=False)
 
-    def server_state(self, net: Net, at: At) -> FedGAServer:
+    def server_state(self, net: Net, at: At) -> _FedGAServer:
         """The initial model, equal weights, no gap."""
         N = len(at.clients)
         zeros = torch.zeros(N, dtype=torch.float64)
-        return FedGAServer(SharedModel(net.pick()), zeros + 1 / N, zeros, torch.zeros(N, dtype=torch.bool))
+        return _FedGAServer(SharedModel(net.pick()), zeros + 1 / N, zeros, torch.zeros(N, dtype=torch.bool))
 
-    def upload(self, net: Net, data: Samples, at: At) -> tuple[FedGAUpload, Record]:
+    def upload(self, net: Net, data: Samples, at: At) -> tuple[_FedGAUpload, Record]:
         """The trained model; what was received is last round's average, whose "after" is measured only now."""
         validation = data if data.validation is None else data.validation
         received, trained = self.risk(net.using(at.start), validation), self.risk(net, validation)
-        return FedGAUpload(Each(net.pick()), Each(received), Each(trained)), at.memory
+        return _FedGAUpload(Each(net.pick()), Each(received), Each(trained)), at.memory
 
     @torch.no_grad()
     def risk(self, net: Net, data: Samples) -> Tensor:
@@ -77,7 +77,7 @@ class FedGA(KeepsServerState[FedGAUpload]):
         z, y = torch.cat([z for z, _ in seen]).double(), torch.cat([y for _, y in seen])
         return cross_entropy(z, y) if self.metric == "loss" else (z.argmax(1) != y).double().mean()
 
-    def aggregate(self, server: FedGAServer, total: FedGAUpload, at: At) -> FedGAServer:
+    def aggregate(self, server: _FedGAServer, total: _FedGAUpload, at: At) -> _FedGAServer:
         """Last round's gaps adjust the weights, with which this round's models are averaged."""
         participates = torch.tensor([client in total.weights for client in at.clients])
         after, before = _by_client(total.received, at), _by_client(total.trained, at)
@@ -85,7 +85,7 @@ class FedGA(KeepsServerState[FedGAUpload]):
         shares = dict(zip(at.clients, a.tolist(), strict=True))
         if not any(shares[client] for client in total.weights):
             shares = dict.fromkeys(shares, 1.0)
-        return FedGAServer(SharedModel(weighted_mean(total.weights, shares)), a, before, participates)
+        return _FedGAServer(SharedModel(weighted_mean(total.weights, shares)), a, before, participates)
 
     def adjusted(self, a: Tensor, gap: Tensor, known: Tensor, at: At) -> Tensor:
         """a_i <- clip(a_i + s G_i / max |G|, 0, 1), renormalised, for the gaps of the round before this one."""

@@ -20,13 +20,13 @@ from protofed.verbs import cross_entropy, proximal, zeros_like
 log = logging.getLogger("protofed")
 
 
-class FedNovaServer(ServerWithModel):
+class _FedNovaServer(ServerWithModel):
     """The model, and the server's momentum."""
 
     momentum: dict[str, Tensor]
 
 
-class FedNovaUpload(Record):
+class _FedNovaUpload(Record):
     """The normalised change d_i (running statistics as they are) and a term of tau_eff, both weighted by n_i."""
 
     changes = frozenset({"d"})
@@ -37,7 +37,7 @@ class FedNovaUpload(Record):
 
 
 @register("fednova")
-class FedNova(KeepsServerState[FedNovaUpload]):
+class FedNova(KeepsServerState[_FedNovaUpload]):
     """A client that takes more steps than others no longer pulls the average towards its own optimum."""
 
     paper = "Wang et al., Tackling the Objective Inconsistency Problem in Federated Optimization, NeurIPS 2020"
@@ -58,22 +58,22 @@ class FedNova(KeepsServerState[FedNovaUpload]):
             log.warning("fednova: under Adam the effective number of steps is taken to be the number of steps")
         return plan
 
-    def server_state(self, net: Net, at: At) -> FedNovaServer:
+    def server_state(self, net: Net, at: At) -> _FedNovaServer:
         """The initial model at rest."""
-        return FedNovaServer(SharedModel(net.pick()), zeros_like(net.params()))
+        return _FedNovaServer(SharedModel(net.pick()), zeros_like(net.params()))
 
     def loss(self, net: Net, x: Tensor, y: Tensor, at: At) -> Terms:
         """Cross-entropy, and the proximal term where it is asked for."""
         terms = {"ce": cross_entropy(net(x), y)}
         return {**terms, "proximal": proximal(net.params(), at.start.params, self.mu)} if self.mu else terms
 
-    def upload(self, net: Net, data: Samples, at: At) -> tuple[FedNovaUpload, Record]:
+    def upload(self, net: Net, data: Samples, at: At) -> tuple[_FedNovaUpload, Record]:
         """d_i = (theta^t - theta_i) / a_i."""
         theta_i, a = net.pick(), self.effective_steps(at.taken, at)
         d = {name: (at.start.params[name] - tensor) / a for name, tensor in theta_i.params.items()}
         term = torch.tensor(self.tau_eff_term(at.taken, at), dtype=torch.float64)
         weight = self.weight(at)
-        return FedNovaUpload(Mean(Weights(d, theta_i.stats), weight), Mean(term, weight)), at.memory
+        return _FedNovaUpload(Mean(Weights(d, theta_i.stats), weight), Mean(term, weight)), at.memory
 
     def effective_steps(self, taken: int, at: At) -> float:
         """a_i: how many steps of length lr a constant unit gradient would have gone; 1 where no step was taken."""
@@ -89,13 +89,13 @@ class FedNova(KeepsServerState[FedNovaUpload]):
         """a_i, by which d_i was divided, for a client with this term of tau_eff."""
         return self.effective_steps(round(term), at) if self.mu else term
 
-    def client_weights(self, server: FedNovaServer, upload: Any, at: At) -> Weights:
+    def client_weights(self, server: _FedNovaServer, upload: Any, at: At) -> Weights:
         """theta_i = theta - a_i d_i."""
         d, a = upload.d.value, self.divisor(float(upload.steps.value), at)
         theta = server.model.weights.params
         return Weights({name: theta[name] - a * change for name, change in d.params.items()}, d.stats)
 
-    def aggregate(self, server: FedNovaServer, total: FedNovaUpload, at: At) -> FedNovaServer:
+    def aggregate(self, server: _FedNovaServer, total: _FedNovaUpload, at: At) -> _FedNovaServer:
         """theta - tau_eff sum p_i d_i, through the server's momentum."""
         tau_eff = float(total.steps)
         momentum = {  # buf <- gmf buf + change / eta
@@ -103,7 +103,7 @@ class FedNova(KeepsServerState[FedNovaUpload]):
             for name, old in server.momentum.items()
         }
         theta = {name: tensor - at.lr * momentum[name] for name, tensor in server.model.weights.params.items()}
-        return FedNovaServer(SharedModel(Weights(theta, total.d.stats)), momentum)
+        return _FedNovaServer(SharedModel(Weights(theta, total.d.stats)), momentum)
 
 
 def _counted_steps(steps: int, rho: float, e: float) -> float:

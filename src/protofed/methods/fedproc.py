@@ -18,7 +18,7 @@ from protofed.registry import register
 from protofed.verbs import class_means, cross_entropy, info_nce
 
 
-class UnitLength(nn.Module):
+class _UnitLength(nn.Module):
     """Scales each feature vector to length 1."""
 
     def forward(self, h: Tensor) -> Tensor:
@@ -59,7 +59,7 @@ class FedProc(Method[ModelAndPrototypeUpload]):
 
     def build(self, base: Split, at: At) -> Split:
         """Backbone -> Linear -> ReLU -> Linear -> unit length -> classifier, where a projection is wanted."""
-        return base if self.projection == "none" else with_projection(base, int(self.projection), UnitLength())
+        return base if self.projection == "none" else with_projection(base, int(self.projection), _UnitLength())
 
     def server_state(self, net: Net, at: At) -> ModelAndPrototypes:
         """The initial model, no class mean yet."""

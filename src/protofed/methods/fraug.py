@@ -26,7 +26,7 @@ _OWN_STATISTICS = running_statistics - part("generator", "transformer", "class_m
 """Those of the task model."""
 
 
-class FRAugServer(Record):
+class _FRAugServer(Record):
     """What is broadcast, and the clients' mean running statistics where they are collected."""
 
     shared: SharedModel
@@ -51,7 +51,7 @@ class Generator(nn.Module):
         return self.layers(torch.cat([z, one_hot(y, self.classes, z)], 1))  # type: ignore[no-any-return]
 
 
-class Transformer(nn.Module):
+class _Transformer(nn.Module):
     """Tr(u, r, y): the client's real features r, moved in a direction that generated features u suggest."""
 
     def __init__(self, noise: int, classes: int, dim: int) -> None:
@@ -165,7 +165,7 @@ class FRAug(Method[ModelUpload]):
         """The model with generator, transformer and class means beside it."""
         noise = self.noise(base.dim)
         base.attach("generator", Generator(noise, base.classes, base.dim))
-        base.attach("transformer", Transformer(noise, base.classes, base.dim))
+        base.attach("transformer", _Transformer(noise, base.classes, base.dim))
         base.attach("class_means", ClassMeans(base.classes, base.dim, self.rho))
         return base
 
@@ -173,12 +173,12 @@ class FRAug(Method[ModelUpload]):
         """d_z."""
         return self.noise_dim or max(1, dim // 2)
 
-    def server_state(self, net: Net, at: At) -> FRAugServer:
+    def server_state(self, net: Net, at: At) -> _FRAugServer:
         """The initial task model and generator."""
         complete = self.global_bn == "mean" or not net.names(_OWN_STATISTICS)
-        return FRAugServer(SharedModel(net.pick(self.shares)), net.pick(self.uploads - self.shares), complete)
+        return _FRAugServer(SharedModel(net.pick(self.shares)), net.pick(self.uploads - self.shares), complete)
 
-    def broadcast(self, server: FRAugServer, at: At) -> SharedModel:
+    def broadcast(self, server: _FRAugServer, at: At) -> SharedModel:
         """What is shared."""
         return server.shared
 
@@ -203,7 +203,7 @@ class FRAug(Method[ModelUpload]):
                 generated.append((r * u + (1 - r) * real if self.interpolate else u, label))
         return {
             "ce": (1 - w) * cross_entropy(net.head(h), y),
-            "made": w * mean_of([cross_entropy(net.head(u), label) for u, label in generated]),
+            "made": w * _mean_of([cross_entropy(net.head(u), label) for u, label in generated]),
         }
 
     def generator_loss(self, net: Net, x: Tensor, y: Tensor, at: At) -> Terms:
@@ -229,20 +229,20 @@ class FRAug(Method[ModelUpload]):
             entropies.append(entropy(net.head(moved)))
             distances.append(apart(moved, real))
         return {
-            "transformer_entropy": -mean_of(entropies),
-            "transformer_distance": self.lambda_transformer * mean_of(distances),
+            "transformer_entropy": -_mean_of(entropies),
+            "transformer_distance": self.lambda_transformer * _mean_of(distances),
         }
 
     def upload(self, net: Net, data: Samples, at: At) -> tuple[ModelUpload, Record]:
         """The trained model; transformer, class means and, as a rule, running statistics stay with the client."""
         return ModelUpload(Mean(net.pick(self.uploads), self.weight(at))), at.memory
 
-    def aggregate(self, server: FRAugServer, total: ModelUpload, at: At) -> FRAugServer:
+    def aggregate(self, server: _FRAugServer, total: ModelUpload, at: At) -> _FRAugServer:
         """The weighted mean."""
         shared, stats = (named_as(like, total.weights) for like in (server.shared.weights, server.stats))
         return replace(server, shared=SharedModel(shared), stats=stats)
 
-    def global_weights(self, server: FRAugServer) -> Weights | None:
+    def global_weights(self, server: _FRAugServer) -> Weights | None:
         """The task model, where it is complete."""
         return joined(server.shared.weights, server.stats) if server.complete else None
 
@@ -271,6 +271,6 @@ def entropy(logits: Tensor) -> Tensor:
     return -(logits.softmax(1) * logits.log_softmax(1)).sum(1).mean()
 
 
-def mean_of(values: list[Tensor]) -> Tensor:
+def _mean_of(values: list[Tensor]) -> Tensor:
     """Over the sources A and B."""
     return torch.stack(values).mean()

@@ -18,7 +18,7 @@ from protofed.registry import register
 from protofed.verbs import cross_entropy
 
 
-class MoonMemory(Record):
+class _MoonMemory(Record):
     """The client's models of earlier rounds, newest first, and which of them exist."""
 
     previous: dict[str, Weights]
@@ -49,9 +49,9 @@ class Moon(FedAvg):
         """The model the user chose, with a projection where it is asked for."""
         return base if self.projection == "none" else with_projection(base, int(self.projection))
 
-    def client_state(self, net: Net, at: At) -> MoonMemory:
+    def client_state(self, net: Net, at: At) -> _MoonMemory:
         """No previous model yet."""
-        return MoonMemory({str(j): net.pick() for j in range(self.buffer)}, torch.zeros(self.buffer, dtype=torch.bool))
+        return _MoonMemory({str(j): net.pick() for j in range(self.buffer)}, torch.zeros(self.buffer, dtype=torch.bool))
 
     def loss(self, net: Net, x: Tensor, y: Tensor, at: At) -> Terms:
         """Cross-entropy and the contrast."""
@@ -70,9 +70,9 @@ class Moon(FedAvg):
         there = torch.cat([torch.ones_like(seen[:1]), seen]).to(zc.device)
         return -similarity.masked_fill(~there[:, None], -torch.inf).log_softmax(0)[0].mean()
 
-    def upload(self, net: Net, data: Samples, at: At) -> tuple[ModelUpload, MoonMemory]:
+    def upload(self, net: Net, data: Samples, at: At) -> tuple[ModelUpload, _MoonMemory]:
         """The trained model, which becomes the newest of the previous ones."""
         upload, _ = super().upload(net, data, at)
         models = [net.pick(), *at.memory.previous.values()][: self.buffer]
         seen = torch.cat([torch.ones(1, dtype=torch.bool), at.memory.seen])[: self.buffer]
-        return upload, MoonMemory({str(j): weights for j, weights in enumerate(models)}, seen)
+        return upload, _MoonMemory({str(j): weights for j, weights in enumerate(models)}, seen)

@@ -20,19 +20,19 @@ from protofed.verbs import cross_entropy, inner_product, zeros_like
 log = logging.getLogger("protofed")
 
 
-class ScaffoldServer(SharedModel):
+class _ScaffoldServer(SharedModel):
     """Server state and broadcast: the model and the server's control variate c."""
 
     c: Weights
 
 
-class ScaffoldMemory(Record):
+class _ScaffoldMemory(Record):
     """The client's control variate c_i."""
 
     c: Weights
 
 
-class ScaffoldUpload(Record):
+class _ScaffoldUpload(Record):
     """The changes dy of the model (running statistics as they are) and dc of the control variate."""
 
     changes = frozenset({"dy", "dc"})
@@ -42,7 +42,7 @@ class ScaffoldUpload(Record):
 
 
 @register("scaffold")
-class Scaffold(Method[ScaffoldUpload]):
+class Scaffold(Method[_ScaffoldUpload]):
     """Every local gradient is corrected by the difference between everybody's direction and the client's own."""
 
     paper = "Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020"
@@ -69,13 +69,13 @@ class Scaffold(Method[ScaffoldUpload]):
             )
         return plan
 
-    def server_state(self, net: Net, at: At) -> ScaffoldServer:
+    def server_state(self, net: Net, at: At) -> _ScaffoldServer:
         """The initial model, c = 0."""
-        return ScaffoldServer(net.pick(), Weights(zeros_like(net.params()), {}))
+        return _ScaffoldServer(net.pick(), Weights(zeros_like(net.params()), {}))
 
-    def client_state(self, net: Net, at: At) -> ScaffoldMemory:
+    def client_state(self, net: Net, at: At) -> _ScaffoldMemory:
         """c_i = 0."""
-        return ScaffoldMemory(Weights(zeros_like(net.params()), {}))
+        return _ScaffoldMemory(Weights(zeros_like(net.params()), {}))
 
     def loss(self, net: Net, x: Tensor, y: Tensor, at: At) -> Terms:
         """Cross-entropy, and a linear term whose gradient is the correction c - c_i."""
@@ -85,26 +85,26 @@ class Scaffold(Method[ScaffoldUpload]):
             "correction": inner_product(net.params(), {name: c[name] - c_i[name] for name in c}),
         }
 
-    def upload(self, net: Net, data: Samples, at: At) -> tuple[ScaffoldUpload, ScaffoldMemory]:
+    def upload(self, net: Net, data: Samples, at: At) -> tuple[_ScaffoldUpload, _ScaffoldMemory]:
         """dy and dc; a client that took no step learnt nothing about its gradient."""
         y = net.pick()
         dy = {name: tensor - at.start.params[name] for name, tensor in y.params.items()}
         path = at.taken * at.lr if at.reach is None else at.reach  # m eta
         c, c_i = at.down.c.params, at.memory.c.params
         dc = {name: -c[name] - dy[name] / path if at.taken else torch.zeros_like(c[name]) for name in c}  # option II
-        memory = ScaffoldMemory(Weights({name: c_i[name] + dc[name] for name in c}, {}))
-        return ScaffoldUpload(Mean(Weights(dy, y.stats), self.weight(at)), Mean(Weights(dc, {}), 1.0)), memory
+        memory = _ScaffoldMemory(Weights({name: c_i[name] + dc[name] for name in c}, {}))
+        return _ScaffoldUpload(Mean(Weights(dy, y.stats), self.weight(at)), Mean(Weights(dc, {}), 1.0)), memory
 
-    def client_weights(self, server: ScaffoldServer, upload: Any, at: At) -> Weights:
+    def client_weights(self, server: _ScaffoldServer, upload: Any, at: At) -> Weights:
         """y = theta + dy."""
         dy = upload.dy.value
         theta = server.weights.params
         return Weights({name: theta[name] + change for name, change in dy.params.items()}, dy.stats)
 
-    def aggregate(self, server: ScaffoldServer, total: ScaffoldUpload, at: At) -> ScaffoldServer:
+    def aggregate(self, server: _ScaffoldServer, total: _ScaffoldUpload, at: At) -> _ScaffoldServer:
         """One step along the mean change; c stays the mean of the c_i of all clients."""
         dy, dc = total.dy.params, total.dc.params
         theta = {name: tensor + self.server_lr * dy[name] for name, tensor in server.weights.params.items()}
         share = len(at.participants) / len(at.clients)  # |S_t| / N
         c = {name: tensor + share * dc[name] for name, tensor in server.c.params.items()}
-        return ScaffoldServer(Weights(theta, total.dy.stats), Weights(c, {}))
+        return _ScaffoldServer(Weights(theta, total.dy.stats), Weights(c, {}))

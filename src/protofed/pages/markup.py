@@ -1,7 +1,9 @@
 """HTML from Python, escaped unless it is HTML already."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import cache
 from html import escape
+from importlib.resources import files
 
 _EMPTY = frozenset({"meta", "img", "input", "col"})
 
@@ -29,3 +31,28 @@ def tag(element: str, *content: object, **attributes: object) -> Html:
 def join(parts: Iterable[object]) -> Html:
     """Parts one after the other."""
     return Html("".join(markup(part) for part in parts))
+
+
+def document(title: str, *body: object, allow: Mapping[str, str] | None = None, **attributes: object) -> str:
+    """A page with the common style; `allow` adds directives to the content security policy, which forbids all else."""
+    # Nothing may be loaded from anywhere, whatever the data say.
+    policy = {"default-src": "'none'", "img-src": "data:", "style-src": "'unsafe-inline'", **(allow or {})}
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag(
+            "meta",
+            http_equiv="Content-Security-Policy",
+            content="; ".join(f"{directive} {source}" for directive, source in policy.items()),
+        ),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="color-scheme", content="light dark"),
+        tag("title", f"{title} · protofed"),
+        tag("style", Html(_style())),
+    )
+    return f"<!doctype html>\n{tag('html', head, tag('body', *body), lang='en', **attributes)}\n"
+
+
+@cache
+def _style() -> str:
+    return files(__package__).joinpath("page.css").read_text()

@@ -7,9 +7,8 @@ from importlib.metadata import version
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-from protofed.pages.document import document
 from protofed.pages.elements import details, key
-from protofed.pages.markup import Html, tag
+from protofed.pages.markup import Html, document, tag
 from protofed.report.charts import chart_data
 from protofed.report.content import ReportContent, ReportedRun
 from protofed.report.sections import Section, about, pictures, results

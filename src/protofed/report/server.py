@@ -10,7 +10,7 @@ from pathlib import Path
 from threading import Lock
 
 from protofed.errors import UserError
-from protofed.federation.lock_holder import LockHolder
+from protofed.federation.folder import LockHolder
 from protofed.report.content import read
 from protofed.report.page import Live, render
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from protofed.clients import ClientState, ClientStore, Prepared, RunContext, Sources, Templates
 from protofed.errors import BadMessage, UserError, unknown_name
 from protofed.federation import RunFolder
-from protofed.federation.lock_holder import LockHolder
+from protofed.federation.folder import LockHolder
 from protofed.method import At, Method
 from protofed.models import Split, load_weights
 from protofed.models.net import Net

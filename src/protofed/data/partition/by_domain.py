@@ -6,9 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from protofed.data.images import Dataset
-from protofed.data.partition.partition import Partition
+from protofed.data.partition.partition import IntArray, Partition
 from protofed.data.partition.request import PartitionRequest, fraction_of, parse_whole
-from protofed.data.partition.stratified import IntArray
 from protofed.errors import UserError, unknown_name
 from protofed.seeding import numpy_generator
 

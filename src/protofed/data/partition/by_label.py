@@ -3,9 +3,8 @@
 import numpy as np
 
 from protofed.data.images import Dataset
-from protofed.data.partition.partition import Partition
+from protofed.data.partition.partition import IntArray, Partition, stratified_split
 from protofed.data.partition.request import PartitionRequest, fraction_of, parse_number, parse_whole
-from protofed.data.partition.stratified import IntArray, stratified_split
 from protofed.errors import UserError
 from protofed.seeding import numpy_generator
 

@@ -1,10 +1,15 @@
-"""Chest X-rays (tuberculosis, COVID-QU-Ex), breast ultrasound (BUSI), and newborns' skin (NeoJaundice)."""
+"""Chest X-rays (tuberculosis, COVID-QU-Ex), breast ultrasound (BUSI), newborns' skin (NeoJaundice), and MedMNIST."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
+
 from protofed.data.files import LabelledFile
 from protofed.data.images import RawData
+from protofed.data.npz import READ_ERRORS, read_arrays
+from protofed.data.sources.arrays import damaged, make_domain, make_images
 from protofed.data.sources.csv_files import find_image, first_match, read_rows
 from protofed.data.sources.pictures import PHOTO_SIZE, GroupedFile, class_folders, images_in, read_files, split_80_20
 from protofed.data.sources.source import Size
@@ -91,3 +96,32 @@ def read_neojaundice(
         pictures.append(GroupedFile(path, JAUNDICE_CLASSES[high], row["patient"]))
     files = {"neojaundice": split_80_20("neojaundice", pictures)}
     return read_files(files, JAUNDICE_CLASSES, size or PHOTO_SIZE)
+
+
+_SIDES = (28, 64, 128, 224)
+
+
+def medmnist_reader(stem: str, classes: Sequence[str]) -> Callable[[Path, Size], RawData]:
+    """The reader of one set, whose files begin with `stem`."""
+
+    def read(folder: Path, size: Size) -> RawData:
+        """Validation images are trained on: a run takes its own validation images out of the training images."""
+        path = _fitting(folder, stem, size)
+        try:
+            archive = read_arrays(path)
+            x = np.concatenate([archive["train_images"], archive["val_images"]])
+            y = np.concatenate([archive["train_labels"].reshape(-1), archive["val_labels"].reshape(-1)])
+            test = make_images(archive["test_images"], archive["test_labels"], f"{path}, test")
+        except READ_ERRORS as problem:
+            raise damaged(path, problem) from None
+        return RawData(tuple(classes), {stem: make_domain(stem, make_images(x, y, str(path)), test, len(classes))})
+
+    return read
+
+
+def _fitting(folder: Path, stem: str, size: Size) -> Path:
+    """The smallest file with the size asked for, or else the largest there is; without a wish the smallest."""
+    names = {side: folder / (f"{stem}.npz" if side == 28 else f"{stem}_{side}.npz") for side in _SIDES}
+    present = {side: path for side, path in names.items() if path.is_file()}
+    enough = [side for side in present if size is None or side >= max(size)]
+    return present[min(enough)] if enough else present[max(present)]

@@ -9,6 +9,7 @@ from protofed.data.sources.cifar import read_cifar10
 from protofed.data.sources.digits import read_emnist, read_mnist, read_mnist_m, read_svhn, read_syn, read_usps
 from protofed.data.sources.femnist import read_femnist
 from protofed.data.sources.medical import (
+    medmnist_reader,
     read_busi,
     read_covid_qu_ex,
     read_india,
@@ -16,7 +17,6 @@ from protofed.data.sources.medical import (
     read_neojaundice,
     read_shenzhen,
 )
-from protofed.data.sources.medmnist import medmnist_reader
 from protofed.data.sources.office import read_office_caltech10, read_pacs
 from protofed.data.sources.pictures import EIGHTY_TWENTY, EVERY_TENTH
 from protofed.data.sources.retina import read_aptos, read_eyepacs, read_idrid, read_kaggle_dr, read_retino

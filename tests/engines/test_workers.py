@@ -2,7 +2,7 @@
 
 import os
 
-from protofed.engines.shared_buffer import SharedBuffer
+from protofed.engines.workers import SharedBuffer
 
 
 def test_what_was_written_last_is_read() -> None:
