@@ -461,14 +461,14 @@ def test_medmnist(tmp_path):
 
 
 def test_medmnist_reads_the_fitting_size(tmp_path):
-    from protofed.data.sources import medmnist
+    from protofed.data.sources import medical
 
     for side in (64, 128):
         med(tmp_path / f"medmnist/pathmnist_{side}.npz", side)
     folder = tmp_path / "medmnist"
     wanted = {None: 64, (32, 32): 64, (64, 64): 64, (100, 100): 128, (224, 224): 128}
     for size, side in wanted.items():
-        assert medmnist._fitting(folder, "pathmnist", size).name == f"pathmnist_{side}.npz"
+        assert medical._fitting(folder, "pathmnist", size).name == f"pathmnist_{side}.npz"
     assert load("medmnist_pathmnist", data_root=tmp_path, image_size=32).image_shape == (3, 32, 32)
 
 

@@ -9,7 +9,7 @@ import torch
 
 from protofed.clients import ClientSide, Evaluate, Train, Trained
 from protofed.data import Dataset, Domain, Images, Normalise
-from protofed.federation import evaluation, ordering
+from protofed.federation import engine, evaluation
 from protofed.records import Bytes
 
 ONE_BY_ONE = "one_by_one.py"
@@ -106,11 +106,11 @@ def test_a_resumed_run_scores_as_an_uninterrupted_one(tiny_run: Any, same_result
 def test_results_wait_their_turn_in_memory_or_on_disk(
     limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ordering, "_WAITING_IN_MEMORY", limit)
+    monkeypatch.setattr(engine, "_WAITING_IN_MEMORY", limit)
     wanted = [Train(0, f"client-{number}") for number in range(6)]
     results = {job: Trained(f"{job.client}".encode() * 9, Bytes(), {}, 1) for job in wanted}
     order = [wanted[index] for index in (3, 0, 5, 4, 1, 2)]
-    handed_on = list(ordering.in_order(((job, results[job]) for job in order), wanted, tmp_path))
+    handed_on = list(engine.in_order(((job, results[job]) for job in order), wanted, tmp_path))
     assert handed_on == [(job, results[job]) for job in wanted]
     assert list(tmp_path.iterdir()) == []
 
@@ -118,7 +118,7 @@ def test_results_wait_their_turn_in_memory_or_on_disk(
 def test_waiting_on_disk_changes_no_result(tiny_run: Any, same_results: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     options: dict[str, Any] = {"protocol": "dirichlet=0.5,clients=5", "engine": "workers", "workers": 2}
     in_memory = tiny_run("fedavg", **options)
-    monkeypatch.setattr(ordering, "_WAITING_IN_MEMORY", 1)
+    monkeypatch.setattr(engine, "_WAITING_IN_MEMORY", 1)
     same_results(in_memory, tiny_run("fedavg", **options))
 
 
