@@ -77,7 +77,7 @@ def choose_frozen(name: str, context: RunContext) -> _FrozenChoice:
             f"the first stage of the model ({context.model.stage_names[0]}) is trained, or changes in training",
             "use a method with a frozen backbone, or --frozen auto",
         )
-    elif context.augment:
+    elif context.augment and context.views == 1:
         # Clean passes, that is scoring and prototypes, may still use what was kept.
         problem = _Problem(
             "images are augmented anew in every epoch, so features of training cannot be kept",

@@ -17,7 +17,9 @@ from protofed.clients.training import Precision, set_modes, train, training_batc
 from protofed.clients.vectorised import stackable, train_stacked
 from protofed.guards import PrivateGradients
 from protofed.method import Method
-from protofed.models.net import Net
+from protofed.models.fast.onnx_frozen import frozen_extractor
+from protofed.models.freezing import unwrapped
+from protofed.models.net import Net, Shortcut
 from protofed.records import encode
 
 _STEPS = 4
@@ -27,6 +29,7 @@ _LONG_STEP = 0.2
 _STEP_IN_FORWARD_PASSES = 3
 """A step of training is a forward pass, and twice as much on the way back."""
 _PIXELS = 32 * 32 * 32
+_EXTRACTED = 4
 _WEIGHT_COPIES = 6
 """Of the weights while a client trains among others: as the round began, trained, gradients, moments, temporaries."""
 
@@ -44,8 +47,9 @@ class Trial:
 
     def __init__(self, prepared: Prepared) -> None:
         self._context = prepared.context
-        # Without kept features, which are filled client by client: a trial must not do the work of the run.
-        self._side = ClientSide(prepared.with_context(frozen=()))
+        # Frozen stages are skipped below rather than run: a trial must not do the work of the run.
+        self._frozen = prepared.context.frozen if any(part.prefix for part in prepared.context.frozen) else ()
+        self._side = ClientSide(prepared.with_context(frozen=self._frozen))
         self._message = encode(prepared.templates.down, "server")
 
     @property
@@ -93,7 +97,7 @@ class Trial:
 
     def _guess(self, ready: ReadyClient) -> float:
         """About the seconds of a batch, from a forward pass of two images; the first pass warms everything up."""
-        net = self._side.net_of(ready.job.client)
+        net = self._skip_frozen(ready.job.client)
         x, _ = next(ready.samples.batches(2))
         with torch.no_grad(), net.eval():
             forward = min(_seconds(lambda: net.features(x)) for _ in range(3))
@@ -104,8 +108,29 @@ class Trial:
         clients = list(self._context.partition.clients)[:count]
         return [_shortened(self._side.prepare(Train(0, client), self._message), steps) for client in clients]
 
+    def extraction_seconds(self) -> float:
+        """Processor time that frozen backbones take for an image of the run; 0 where there is none."""
+        if not self._frozen:
+            return 0.0
+        (ready,) = self._first_clients(1, 1)
+        stages = [unwrapped(self._context.model.get_submodule(name)) for name in self._frozen[0].prefix]
+        extractor = frozen_extractor(stages, self._context.dataset.image_shape)
+        images = ready.samples.clean(slice(0, _EXTRACTED))
+        start = time.process_time()
+        extractor.features(images)
+        return (time.process_time() - start) / len(images)
+
+    def _skip_frozen(self, client: str) -> Net:
+        """The client's network, of which the frozen stages cost nothing, as they will from the second epoch on."""
+        net, architecture = self._side.net_of(client), self._context.architecture_of(client)
+        if self._frozen and self._frozen[architecture].prefix:
+            part = self._frozen[architecture]
+            like = next(iter(net.params().values()))
+            net.shortcut = Shortcut({}, len(part.prefix), lambda x: like.new_zeros(len(x), *part.shape))
+        return net
+
     def _train(self, ready: ReadyClient, private: bool = False) -> None:
-        context, net = self._context, self._side.net_of(ready.job.client)
+        context, net = self._context, self._skip_frozen(ready.job.client)
         optimizers = make_optimizers(context.method, net, context.plan, ready.at.lr)
         gradients = PrivateGradients(context.guard, ready.at) if private else None
         train(context.method, net, ready.samples, ready.at, optimizers, context.precision, gradients)

@@ -11,6 +11,7 @@ from protofed.clients import Prepared, RunContext
 from protofed.clients.trial import Trial
 from protofed.engines.flower import prepare_flower
 from protofed.errors import UserError
+from protofed.models.freezing import frozen_tensors
 from protofed.system import CAN_FORK, cores
 
 _HEAVY_STEP = 0.05
@@ -100,6 +101,8 @@ def _not_vectorised(context: RunContext) -> str:
     """Why clients of this run cannot step together, as far as that is known without trying."""
     if context.guard.trains_privately:
         return "their gradients are clipped sample by sample"
+    if frozen_tensors(context.model):
+        return "their frozen stages are computed once for each image, which vmap does not do"
     return context.method.not_vectorised
 
 

@@ -18,7 +18,9 @@ WEIGHT_COPIES = 4
 def estimate_seconds(assembly: Assembly) -> float:
     """Of a federation that is ready to run, on one core of this machine; a client trains on one batch of its images."""
     tests = sum(len(domain.test) for domain in assembly.context.dataset.domains.values())
-    return Trial(assembly.prepared).sample_cost().seconds * samples_of_run(assembly, assembly.context.sizes, tests)
+    trial, sizes = Trial(assembly.prepared), assembly.context.sizes
+    images = tests + assembly.context.views * sum(sizes.values())
+    return trial.sample_cost().seconds * samples_of_run(assembly, sizes, tests) + trial.extraction_seconds() * images
 
 
 def refuse_if_too_large(assembly: Assembly) -> None:

@@ -35,7 +35,7 @@ BACKBONE_FILE = "backbone.safetensors"
 _PHOTOGRAPH = 48
 _FULL_SIDE, _REDUCED_SIDE, _LARGE = 224, 128, 96
 _STRIDE = 32
-_DEFAULT_VIEWS = 4
+_DEFAULT_VIEWS = 2
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,8 @@ def choose_network(options: Options, shape: ImageShape, method: type[Method]) ->
         size = _side_for(side)
     frozen = train != "all" and method.trains_backbone
     augmented = "augment" in options.settings_for("data")
-    views = options.views or (_DEFAULT_VIEWS if pretrained and frozen and not augmented else 1)
+    # A head alone was measured to gain nothing from them.
+    views = options.views or (_DEFAULT_VIEWS if pretrained and frozen and train != "head" and not augmented else 1)
     if views > 1 and not frozen:
         raise UserError("--views needs a frozen part, whose output is kept for each view; give --train head or last")
     return Network(tuple(names), weights, train, views, size, _reason(options, names, side, size, train))
