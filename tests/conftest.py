@@ -47,9 +47,9 @@ def same_draws() -> None:
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test finds features of another run, or leaves its own behind."""
-    monkeypatch.setenv("PROTOFED_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+    monkeypatch.setenv("PROTOFED_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -10,11 +10,13 @@ import typer
 from protofed.cli import completion
 from protofed.cli.options import DataRootOption, JsonOption
 from protofed.cli.output import console, show_or_dump, show_table
+from protofed.clients.feature_cache import FeatureCache
 from protofed.data import DataSummary, available, describe
 from protofed.data.catalog import data_root_of, form_of
 from protofed.data.sources import SOURCES, Benchmark, Original, Source
+from protofed.errors import UserError
 from protofed.registry import load_plugin
-from protofed.text import Table, setting
+from protofed.text import Table, setting, size
 
 _STATES = {
     "npz": "there, as DOMAIN.npz files",
@@ -32,12 +34,21 @@ def data_command(
     data_root: DataRootOption = None,
     check: Annotated[bool, typer.Option("--check", help="read original files: count images, verify checksums")] = False,
     plugin: Annotated[list[str] | None, typer.Option("--plugin", help="a Python file that registers data sets")] = None,
+    cache: Annotated[
+        bool, typer.Option("--cache", help="how much of frozen backbones' features is kept on disk, and where")
+    ] = False,
+    clear: Annotated[bool, typer.Option("--clear", help="with --cache: remove all of it")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """List the data sets that can be used by name, or describe one of them or a folder of your own.
 
     Example: protofed data digits
     """
+    if clear and not cache:
+        raise UserError("--clear removes the cache; give --cache with it")
+    if cache:
+        _show_cache(clear, as_json)
+        return
     for path in plugin or []:
         load_plugin(path)
     if name is None:
@@ -50,6 +61,18 @@ def data_command(
         show_or_dump({**asdict(summary), "wrong_files": []}, as_json, lambda _: _show_summary(summary))
     else:
         _describe_source(source, root, data_root, check, as_json)
+
+
+def _show_cache(clear: bool, as_json: bool) -> None:
+    """Features that are kept from run to run."""
+    cache = FeatureCache()
+    content = cache.clear() if clear else cache.content()
+    shown = {**asdict(content), "path": str(content.path), "cleared": clear}
+    verb = "removed" if clear else "kept"
+    text = (
+        f"{content.features} features ({size(content.bytes)} of at most {size(content.limit)}) {verb}: {content.path}"
+    )
+    show_or_dump(shown, as_json, lambda _: console().print(text, soft_wrap=True))
 
 
 def _describe_source(source: Source, root: Path | None, data_root: str | None, check: bool, as_json: bool) -> None:

@@ -92,6 +92,8 @@ class ProgressBar:
         self._rounds = len(config["plan"]["epochs"])
         title = f"{config['method']['name']} on {config['data']['name']}"
         _show_partition(config)
+        if (config["model"].get("start") or {}).get("reason"):
+            print(config["model"]["start"]["reason"], flush=True)
         self._bytes = sum(_exchanged(record) for record in run.rounds)
         if sys.stdout.isatty():
             self._bar = bars()

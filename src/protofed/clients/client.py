@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from protofed.clients import jobs
+from protofed.clients.class_means import client_class_means
 from protofed.clients.features import FeatureStore
 from protofed.clients.frozen import FrozenStages, feature_store
 from protofed.clients.optimizers import State, make_optimizers, restore_state
@@ -60,6 +61,8 @@ class ClientSide:
             return attempted(lambda: self._train(job, message)[1])
         if isinstance(job, jobs.TrainGroup):
             return attempted(lambda: self._train_group(job, message))
+        if isinstance(job, jobs.Summarise):
+            return attempted(lambda: self._summarise(job))
         if isinstance(job, jobs.Evaluate):
             return attempted(lambda: self._evaluate(job, message))
         if isinstance(job, jobs.Project):
@@ -119,6 +122,16 @@ class ClientSide:
         private = PrivateGradients(context.guard, ready.at) if context.guard.trains_privately else None
         result = train(context.method, net, ready.samples, ready.at, optimizers, context.precision, private)
         return self.finish(ready, result)
+
+    def _summarise(self, job: jobs.Summarise) -> jobs.Trained:
+        """Under the initial network, which every client has."""
+        architecture = self._context.architecture_of(job.client)
+        net = self._nets[architecture]
+        net.load(self._here(self._templates.clients[architecture]).model)
+        self._skip_frozen(job.client)
+        samples = self._context.samples(job.client)
+        sent = encode(client_class_means(net, samples), job.client)
+        return jobs.Trained(sent.blob, sent.size, {}, len(samples))
 
     def examine(self, job: jobs.Evaluate, message: Message) -> tuple[Weights, Tensor, Tensor]:
         """The model that a client would use now, and what it predicts beside what is right."""

@@ -28,6 +28,14 @@ class TrainGroup:
 
 
 @dataclass(frozen=True)
+class Summarise:
+    """The class means of a client's features under the initial network, from which a head can start."""
+
+    round: int
+    client: str
+
+
+@dataclass(frozen=True)
 class Evaluate:
     """Score one model on one test set.
 
@@ -68,7 +76,7 @@ class Project:
     domain: str | None
 
 
-Job = Train | TrainGroup | Evaluate | Predict | Project
+Job = Train | TrainGroup | Summarise | Evaluate | Predict | Project
 
 
 @dataclass(frozen=True)

@@ -59,13 +59,19 @@ def prepare(context: RunContext) -> Prepared:
     return Prepared(context, _make_templates(context))
 
 
+def initial_server(context: RunContext, net: Net) -> Record:
+    """The server's state before the first round, with this network."""
+    at = context.at(0, None)
+    return context.method.server_state(net, replace(at, held=at.held.cpu()))
+
+
 def _make_templates(context: RunContext) -> Templates:
     """The initial states, and what would travel if a client held two blank images."""
     method = context.method
     net = Net(deepcopy(context.model))
     at = context.at(0, next(iter(context.sizes)))
     at = replace(at, held=at.held.cpu())
-    server = method.server_state(net, replace(at, client=None))
+    server = initial_server(context, net)
     down = method.broadcast(server, at)
     memory = method.client_state(net, at)
     weights = method.global_weights(server)

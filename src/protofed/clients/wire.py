@@ -19,7 +19,9 @@ from protofed.records import KINDS, Bytes, Message
 
 _LENGTH = struct.Struct("<I")
 _CHECKS: dict[type, TypeAdapter[Any]] = {}
-_JOBS = {kind.__name__.lower(): kind for kind in (jobs.Train, jobs.Evaluate, jobs.Predict, jobs.Project)}
+_JOBS = {
+    kind.__name__.lower(): kind for kind in (jobs.Train, jobs.Summarise, jobs.Evaluate, jobs.Predict, jobs.Project)
+}
 _FLOATS = ("float32", "float64")
 
 

@@ -26,6 +26,7 @@ from protofed.clients import (
     Prepared,
     Project,
     Result,
+    Summarise,
     Train,
     Trained,
     TrainedGroup,
@@ -121,7 +122,7 @@ class WorkersEngine:
         """How much work a job is, relative to others of its kind."""
         if isinstance(job, TrainGroup):
             return sum(self._context.sizes[client] for client in job.clients)
-        if isinstance(job, Train | Project):
+        if isinstance(job, Train | Summarise | Project):
             return self._context.sizes[job.client]
         if isinstance(job, Predict) or job.domain is not None:
             return len(self._context.dataset.domains[str(job.domain)].test)

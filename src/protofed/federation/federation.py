@@ -26,6 +26,7 @@ from protofed.clients import (
     TrainGroup,
 )
 from protofed.errors import BadMessage
+from protofed.federation.class_mean_head import HeadStart, start_from_class_means
 from protofed.federation.engine import Engine, in_order
 from protofed.federation.evaluation import Evaluator, Member
 from protofed.federation.folder import RunFolder
@@ -54,6 +55,8 @@ class RoundPolicy:
     """Every upload is kept as it was sent."""
     min_clients: int = 1
     """A round with fewer uploads does not count."""
+    class_mean_head: bool = False
+    """Before the first round the head is made of the clients' class means."""
     snapshots: frozenset[int] = frozenset()
     """After how many rounds the state of everybody is kept for later; 0: before the first."""
 
@@ -81,6 +84,7 @@ class Federation:
         self._engine = engine
         self._policy = policy
         self._next = 0
+        self._head_start: HeadStart | None = None
         self._enrol(prepared)
         self.notes: list[dict[str, str]] = []
         """What happened to clients since the last round, for the events of the next."""
@@ -102,6 +106,9 @@ class Federation:
     def rounds(self) -> Iterator[dict[str, Any]]:
         """Run the rounds that are still to be done; each yields its line of rounds.jsonl once it is committed."""
         if self._next == 0:
+            if self._policy.class_mean_head:
+                self._head_start = start_from_class_means(self._prepared, self._engine, self.folder.path)
+                self.server = self._head_start.server
             self._snapshot()
         while self._next < self.context.plan.rounds:
             record = self._round(self._next)
@@ -209,6 +216,9 @@ class Federation:
     def _exchange(self, round: int, participants: list[str]) -> "_Exchange":
         """Send to the participants, let them train, take in what comes back in canonical order."""
         exchange = _Exchange(self._tally(participants))
+        if round == 0 and self._head_start is not None:
+            exchange.up += self._head_start.up
+            exchange.down += self._head_start.down
         encoder = _BroadcastEncoder(self, round)
         messages = {client: encoder.message_to(client) for client in participants}
         if not self.context.method.pools_data:

@@ -12,12 +12,13 @@ import torch
 from pydantic import Field
 
 from protofed.clients import ClientSide, Prepared, RunContext, Templates, choose_frozen, prepare
+from protofed.clients.class_means import linear_head
 from protofed.data import Augment, Dataset, Domain, Images, Normalise, Partition, deals_by_label, load, make_partition
 from protofed.data.catalog import data_options
 from protofed.engines import EngineChoice, choose_engine
 from protofed.errors import UserError
 from protofed.federation import RoundPolicy
-from protofed.guards import parse_guard
+from protofed.guards import UNGUARDED, parse_guard
 from protofed.guards import refuse_impossible as refuse_guard
 from protofed.method import At, Method
 from protofed.models import (
@@ -125,7 +126,7 @@ class Assembly:
                 "name": ",".join(self.network.names),
                 "options": options.settings_for("model"),
                 "parameters": [parameter_count(model) for model in context.models],
-                "start": self.network.summary(),
+                "start": {**self.network.summary(), "reason": self.network.reason or None},
                 "dim": context.model.dim,
                 "weights": None if self.weights is None else self.weights.summary(),
             },
@@ -359,6 +360,8 @@ def _refuse_impossible(options: Options, network: Network, prepared: Prepared) -
             f"{options.method} exchanges weights, so all clients need one architecture; give one --model, or a method "
             "that exchanges prototypes only, such as fedproto or conffedproto"
         )
+    if options.head == "closed-form":
+        _refuse_head(options, prepared)
     if options.project and "prototypes" not in context.model.stage_names:
         raise UserError(f"--project moves part prototypes, and {options.method} has none; leave it out")
     if too_late := [number for number in options.snapshots() if number > context.plan.rounds]:
@@ -387,6 +390,16 @@ def _refuse_impossible(options: Options, network: Network, prepared: Prepared) -
         raise UserError(
             f"robust={options.robust} compares the clients' values, which secure aggregation hides; keep one"
         )
+
+
+def _refuse_head(options: Options, prepared: Prepared) -> None:
+    """A head that starts from class means needs a server whose head everybody takes over, and nothing to hide."""
+    context = prepared.context
+    if context.method.kind != "global" or context.method.pools_data:
+        raise UserError(f"--head closed-form starts the server's head, and {options.method} has none; leave it out")
+    if context.guard != UNGUARDED:
+        raise UserError("--head closed-form sends class means as they are, which no guard covers yet; keep one of both")
+    linear_head(context.model)
 
 
 def _participants(options: Options, partition: Partition) -> int:

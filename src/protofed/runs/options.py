@@ -52,6 +52,9 @@ class Options(BaseModel):
         None, description=" | ".join(TRAIN) + ": what is trained; the rest is frozen, computed once and never sent"
     )
     views: WholeNumber | None = Field(None, description="augmented looks of each image that frozen parts compute once")
+    head: Literal["random", "closed-form"] = Field(
+        "random", description="closed-form: the head starts from the clients' class means, sent once before round 1"
+    )
     rounds: WholeNumber = Field(10, description="number of exchanges")
     epochs: WholeNumber = Field(1, description="local epochs per round")
     plan: str | None = Field(
