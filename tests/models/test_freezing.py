@@ -7,7 +7,14 @@ import torch
 
 from protofed.errors import UserError
 from protofed.models import build_model, everything, normalisation, tensors
-from protofed.models.freezing import Frozen, complete_tensors, freeze, frozen_tensors, untrained_stages
+from protofed.models.freezing import (
+    Frozen,
+    complete_tensors,
+    freeze,
+    freeze_normalisation,
+    frozen_tensors,
+    untrained_stages,
+)
 from protofed.models.net import Net
 from protofed.models.split import Split
 
@@ -78,3 +85,14 @@ def test_all_tensors_of_a_network(resnet: Split) -> None:
     names = set(tensors(resnet))
     freeze(resnet, untrained_stages(resnet, "last"))
     assert set(complete_tensors(resnet, tensors(resnet))) == names
+
+
+def test_normalisation_of_trained_stages_can_be_frozen_too(resnet: Split) -> None:
+    x = torch.randn(3, 3, 16, 16)
+    freeze_normalisation(freeze(resnet, untrained_stages(resnet, "last")))
+    resnet.train()
+    before = {name: tensor.clone() for name, tensor in frozen_tensors(resnet).items()}
+    resnet(x).sum().backward()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in frozen_tensors(resnet).items())
+    assert not any("bn" in name for name in tensors(resnet))
+    assert any(name.startswith("layer4") for name in tensors(resnet))

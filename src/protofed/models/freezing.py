@@ -5,6 +5,7 @@ from copy import deepcopy
 from typing import Any, Self
 
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from protofed.errors import UserError
 from protofed.models.groups import tensors
@@ -58,13 +59,24 @@ def freeze(model: Split, stages: tuple[str, ...]) -> Split:
     return model
 
 
-def frozen_tensors(model: Split) -> dict[str, Tensor]:
-    """The weights of all frozen stages, under the names they would have if they were trained."""
+def freeze_normalisation(model: Split) -> Split:
+    """The same network with the batch normalisation of its trained stages frozen as well.
+
+    Its running statistics come from far more images than a client has; batches of a few of them would spoil it.
+    """
+    norms = [path for path, module in model.named_modules() if isinstance(module, _BatchNorm)]
+    for path in norms:
+        model.set_submodule(path, Frozen(model.get_submodule(path)))
+    return model
+
+
+def frozen_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """All weights that are frozen, under the names they would have if they were trained."""
     return {
-        f"{name}.{key}": tensor
-        for name, stage in model.stages().items()
-        if isinstance(stage, Frozen)
-        for key, tensor in tensors(stage.stage).items()
+        f"{path}.{key}": tensor
+        for path, module in model.named_modules()
+        if isinstance(module, Frozen)
+        for key, tensor in tensors(module.stage).items()
     }
 
 
@@ -101,8 +113,8 @@ def complete_tensors(model: Split, trained: Mapping[str, Tensor]) -> dict[str, T
     return {**frozen_tensors(model), **trained}
 
 
-def parameter_count(model: Split) -> int:
+def parameter_count(model: nn.Module) -> int:
     """Learnable numbers, also those that are frozen."""
-    hidden = (stage.stage for stage in model.stages().values() if isinstance(stage, Frozen))
+    hidden = (module.stage for module in model.modules() if isinstance(module, Frozen))
     parameters = [*model.parameters(), *(param for stage in hidden for param in stage.parameters())]
     return sum(param.numel() for param in parameters)

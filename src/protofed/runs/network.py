@@ -21,7 +21,7 @@ from protofed.models import (
     tensors,
     to_common_length,
 )
-from protofed.models.freezing import freeze, frozen_tensors, untrained_stages
+from protofed.models.freezing import freeze, freeze_normalisation, frozen_tensors, untrained_stages
 from protofed.models.pretrained import PRETRAINED, load_pretrained, pretrained_hash
 from protofed.runs.options import Options
 from protofed.seeding import keyed_torch
@@ -138,6 +138,8 @@ def build_networks(
         report = load_weights(models[0], network.weights)
     if method.trains_backbone:
         models = [freeze(model, untrained_stages(model, network.train)) for model in models]
+        if network.pretrained and network.train != "all":
+            models = [freeze_normalisation(model) for model in models]
     return models, report
 
 
