@@ -100,7 +100,7 @@ def write_images(folder: Path) -> None:
                 (folder / "my-data" / site / part / label).mkdir(parents=True)
                 for number in range(count):
                     name = f"my-data/{site}/{part}/{label}/{number}.png"
-                    pixels = rng.integers(0, 60, (40, 40, 3)) + brightness
+                    pixels = rng.integers(0, 60, (60, 60, 3)) + brightness
                     Image.fromarray(pixels.astype(np.uint8)).save(folder / name)
                     rows.append(f"{name},{label},{site},{part}")
     (folder / "my-manifest.csv").write_text("\n".join(rows) + "\n")
