@@ -28,10 +28,6 @@ from protofed.seeding import generator
 
 FROZEN = ("auto", "cached", "plain")
 
-_EXTRACTED_TOGETHER = 32
-_TRIAL = 2
-"""Images on which a stage is tried in both modes."""
-
 
 @dataclass(frozen=True)
 class _FrozenChoice:
@@ -55,6 +51,11 @@ class _Problem(NamedTuple):
 
     what: str
     remedy: str
+
+
+_EXTRACTED_TOGETHER = 32
+_TRIAL = 2
+"""Images on which a stage is tried in both modes."""
 
 
 def choose_frozen(name: str, context: RunContext) -> _FrozenChoice:

@@ -110,14 +110,6 @@ class Predicted:
 
 
 @dataclass(frozen=True)
-class Projected:
-    """What a client says about its projection: how its model scored before and after."""
-
-    before: Score
-    after: Score
-
-
-@dataclass(frozen=True)
 class Failed:
     """A job that gave no result, and why; the trace is for the log of whoever debugs a method."""
 
@@ -128,6 +120,16 @@ class Failed:
 @dataclass(frozen=True)
 class Absent(Failed):
     """A job that nobody was there to do: its site did not answer."""
+
+
+@dataclass(frozen=True)
+class Projected:
+    """How a client's model scores around a projection."""
+
+    before: Score
+    """With its part prototypes as trained."""
+    after: Score
+    """With each of them at a patch of a training image."""
 
 
 Result = Trained | TrainedGroup | Score | Predicted | Projected | Failed

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,8 +61,7 @@ class DataSummary:
     warnings: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class _Registered:
+class _Registered(NamedTuple):
     info: DataInfo
     loader: Reader
     options: Mapping[str, SettingInfo]

@@ -95,11 +95,8 @@ class _Server:
         options: Options,
         limits: WaitLimits,
     ) -> None:
-        self._link = link
-        self._folder = folder
-        self._accepted = accepted
-        self._options = options
-        self._limits = limits
+        self._link, self._options, self._limits = link, options, limits
+        self._folder, self._accepted = folder, accepted
         self._engine = SitesEngine(grid, link.admit_members(), accepted, limits.round_timeout)
         self._identity = uuid.uuid4().hex
         self._turned_away: set[str] = set()

@@ -19,7 +19,6 @@ from protofed.clients import (
     Prepared,
     Result,
     RunContext,
-    Templates,
     Train,
     Trained,
     TrainedGroup,
@@ -87,7 +86,7 @@ class Federation:
 
     def resume(self) -> None:
         """Continue after the last committed round."""
-        recovered = self.folder.recover(self._templates.server)
+        recovered = self.folder.recover(self._prepared.templates.server)
         if recovered is not None:
             self._next, self.server = recovered[0] + 1, recovered[1]
             for line in self.folder.rounds():
@@ -117,10 +116,6 @@ class Federation:
     def context(self) -> RunContext:
         """Of the clients that take part now."""
         return self._prepared.context
-
-    @property
-    def _templates(self) -> Templates:
-        return self._prepared.templates
 
     def _enrol(self, prepared: Prepared) -> None:
         """Take on the clients of a run: whatever depends on who takes part is made anew here, and nowhere else."""
@@ -240,7 +235,9 @@ class Federation:
         By their number alone: whoever adds, and wherever, then adds in the same order.
         """
         size = math.ceil(len(participants) / _GROUPS)
-        only_sums = not self.context.guard.secure and self.context.robust is None and adds_up(self._templates.upload)
+        only_sums = (
+            not self.context.guard.secure and self.context.robust is None and adds_up(self._prepared.templates.upload)
+        )
         if size < _SMALLEST_GROUP or not only_sums:
             return [participants]
         return [participants[start : start + size] for start in range(0, len(participants), size)]
@@ -264,7 +261,7 @@ class Federation:
         """What sums up the uploads of a round."""
         guard = self.context.guard
         if guard.secure:
-            return SecureTally(participants, self.context.sizes, self._templates.upload, guard.secure_range)
+            return SecureTally(participants, self.context.sizes, self._prepared.templates.upload, guard.secure_range)
         return Tally(self.context.robust)
 
     def _take_in(self, exchange: "_Exchange", job: Job, result: Result) -> dict[str, Failed]:
@@ -283,7 +280,7 @@ class Federation:
         each = dict(zip(job.clients, result.each, strict=True))
         trained = {client: one for client, one in each.items() if isinstance(one, Trained)}
         if trained:
-            like = self._templates.upload
+            like = self._prepared.templates.upload
             exchange.grouped_tally.add_group(list(trained), decode(result.blob, Sums.like(like), "group"), like)
         for one in trained.values():
             if not self.context.method.pools_data:
@@ -298,7 +295,7 @@ class Federation:
             if self._policy.keep_messages:
                 self.folder.keep_message(job.round, job.client, result.blob)
         try:
-            upload = decode(result.blob, self._templates.upload, job.client, self.context.guard.quantise)
+            upload = decode(result.blob, self._prepared.templates.upload, job.client, self.context.guard.quantise)
             exchange.tally.add(job.client, upload)
         except BadMessage as error:
             return Failed(str(error))

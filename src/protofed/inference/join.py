@@ -160,7 +160,7 @@ def _newcomer(host: OpenRun, assembly: Assembly, fresh: bool) -> tuple[RunContex
     """The newcomer's context, in which nothing replaces its own model any more, and what it is sent every round."""
     context, blob = assembly.context, host.broadcast()
     try:
-        down: Any = decode(blob, assembly.templates.down, "broadcast")
+        down: Any = decode(blob, assembly.prepared.templates.down, "broadcast")
     except BadMessage as problem:
         raise UserError(f"nobody can join this run: its broadcast does not fit a newcomer ({problem})") from None
     method = context.method

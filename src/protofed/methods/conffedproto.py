@@ -9,7 +9,7 @@ from typing import Literal
 from torch import Tensor
 
 from protofed.method import At, NonNegative, Notes, Samples, Terms, knob
-from protofed.methods.fedproto import ExchangesPrototypes, PrototypeUpload
+from protofed.methods.fedproto import ExchangesPrototypes, Inference, PrototypeUpload
 from protofed.models.net import Net
 from protofed.records import Mean, Record
 from protofed.registry import register
@@ -54,9 +54,7 @@ class ConfFedProto(ExchangesPrototypes):
     lambda_ramp: Literal["none", "linear"] = knob(
         "constant weight, or weight x t/T as in the released code", default="none"
     )
-    inference: Literal["head", "nearest"] = knob(
-        "predict with the head or by the nearest global prototype", default="head"
-    )
+    inference: Inference = knob("predict with the head or by the nearest global prototype", default="head")
 
     @property
     def separable(self) -> bool:

@@ -16,20 +16,20 @@ from protofed.registry import register
 from protofed.verbs import cross_entropy, weighted_mean
 
 
-class _FedGAServer(ServerWithModel):
-    """The model and, for every client: its weight a_i, and the risk its own model had, where it trained last round."""
-
-    a: Tensor  # [N]
-    before: Tensor  # [N]
-    trained: Tensor  # [N] booleans
-
-
 class _FedGAUpload(Record):
     """A client's model, and the risk on its validation samples of the model it received and of the one it trained."""
 
     weights: Each[Weights]
     received: Each[Tensor]
     trained: Each[Tensor]
+
+
+class _FedGAServer(ServerWithModel):
+    """The model and, for every client: its weight a_i, and the risk its own model had, where it trained last round."""
+
+    a: Tensor  # [N]
+    before: Tensor  # [N]
+    trained: Tensor  # [N] booleans
 
 
 @register("fedga")

@@ -37,6 +37,10 @@ class SeparatePrototypeUpload(ModelUpload):
     P: Each[ClassTable]
 
 
+STALE_CLUSTERS = "A class nobody sent: the released code forgets its clusters; they are kept (stale_protos)."
+"""A reading that all of them share."""
+
+
 class ClustersPrototypes(Method[U]):
     """What the methods with several prototypes per class have in common: the server clusters what clients send."""
 
@@ -60,7 +64,7 @@ class FPL(ClustersPrototypes[SeparatePrototypeUpload]):
     separable = True
     readings = (
         "UPCR: the paper sums over coordinates, the released code takes their mean; the mean (upcr_reduction).",
-        "A class nobody sent: the released code forgets its clusters; they are kept (stale_protos).",
+        STALE_CLUSTERS,
         "Prototypes: the released code collects them during the last epoch; in a clean pass here (proto_pass).",
     )
     presets = {

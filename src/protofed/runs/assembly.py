@@ -80,11 +80,6 @@ class Assembly:
         """What is settled before the first round."""
         return self.prepared.context
 
-    @property
-    def templates(self) -> Templates:
-        """The structure of the run's records."""
-        return self.prepared.templates
-
     def description(self) -> dict[str, Any]:
         """Everything resolved, as run.json has it; but for the engine nothing in it depends on when or where."""
         context, options = self.context, self.options

@@ -27,7 +27,7 @@ from protofed.method import At, Method
 from protofed.models import Split, load_weights
 from protofed.models.net import Net
 from protofed.records import ClassTable, Features, Record, decode, decode_file
-from protofed.runs.assembly import Assembly, assemble, elsewhere, reassemble
+from protofed.runs.assembly import assemble, elsewhere, reassemble
 
 GLOBAL = "global"
 """In the place of a client's name: the server's model."""
@@ -174,25 +174,27 @@ class OpenRun:
         """With the run's hyper-parameters."""
         return self.context.method
 
+    @cached_property
+    def prepared(self) -> Prepared:
+        """The federation as it was before its first round."""
+        if self._with_data:
+            return assemble(elsewhere(self.config), self.run.folder.clients).prepared
+        return reassemble(self.config, self.run.path).prepared
+
     @property
     def context(self) -> RunContext:
         """Of the federation; its data are blank unless they were asked for."""
-        return self._assembly.context
-
-    @property
-    def templates(self) -> Templates:
-        """The structure of the run's records."""
-        return self._assembly.templates
-
-    @property
-    def prepared(self) -> Prepared:
-        """The federation as it was before its first round."""
-        return self._assembly.prepared
+        return self.prepared.context
 
     @property
     def last_round(self) -> int:
         """The number, from 0, of the round that ended last."""
         return max(0, self.done - 1)
+
+    @property
+    def templates(self) -> Templates:
+        """The structure of the run's records."""
+        return self.prepared.templates
 
     @property
     def has_global(self) -> bool:
@@ -292,12 +294,6 @@ class OpenRun:
         if architecture not in self._nets:
             self._nets[architecture] = Net(deepcopy(self.context.models[architecture]))
         return self._nets[architecture]
-
-    @cached_property
-    def _assembly(self) -> Assembly:
-        if not self._with_data:
-            return reassemble(self.config, self.run.path)
-        return assemble(elsewhere(self.config), self.run.folder.clients)
 
     def _refuse_without_snapshot(self, done: int) -> None:
         kept = self.run.folder.snapshots()

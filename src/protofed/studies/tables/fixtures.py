@@ -22,8 +22,6 @@ from protofed.runs.options import Options, make_options
 from protofed.studies.schema import Scale
 from protofed.studies.tables.preset import Preset, PublishedRow
 
-_PARTITION_OPTIONS = ("protocol", "clients", "fraction", "samples_per_client", "seed")
-
 
 @dataclass(frozen=True)
 class _Fixture:
@@ -38,6 +36,9 @@ class _Fixture:
     def sizes(self) -> dict[str, int]:
         """Training images of every client in the real federation."""
         return {client: len(indices) for client, indices in self.partition.train.items()}
+
+
+_PARTITION_OPTIONS = ("protocol", "clients", "fraction", "samples_per_client", "seed")
 
 
 @contextmanager
