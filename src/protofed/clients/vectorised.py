@@ -6,7 +6,7 @@ whose batch has another shape, mostly the last of an epoch, step in a group of t
 method has to know.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import reduce
@@ -122,16 +122,17 @@ class _Stack:
     @classmethod
     def of(cls, method: Method, net: Net, group: Sequence[ReadyClient]) -> Self:
         """The clients as their round begins."""
-        chosen = set().union(*(net.params(step.trains) for step in method.steps))
-        names = [name for name in net.params() if name in chosen]
+        trainable = set().union(*(net.params(step.trains) for step in method.steps))
+        names = [name for name in net.params() if name in trainable]
         starts = [ready.at.start for ready in group]
-        trained = {name: _stacked([start.params[name] for start in starts]).requires_grad_() for name in names}
-        stats = {name: _stacked([start.stats[name] for start in starts]) for name in starts[0].stats}
-        frozen = [{name: param for name, param in start.params.items() if name not in chosen} for start in starts]
+        trained = _stacked_by_name([start.params for start in starts], names)
+        for stack in trained.values():
+            stack.requires_grad_()
+        stats = _stacked_by_name([start.stats for start in starts], starts[0].stats)
+        frozen = [{name: param for name, param in start.params.items() if name not in trainable} for start in starts]
         at = group[0].at
         optimizers = make_optimizers(method, net, at.plan, at.lr, stacks=trained)
-        remembered = [ready.optimizer for ready in group]
-        restore_state(method, optimizers, {key: _stacked([one[key] for one in remembered]) for key in remembered[0]})
+        restore_state(method, optimizers, _stacked_by_name([ready.optimizer for ready in group], group[0].optimizer))
         sizes = [torch.tensor(ready.at.size, dtype=_dtype(net), device=at.held.device) for ready in group]
         given = [
             (ready.at.down, ready.at.memory, ready.at.start, ready.at.held, size)
@@ -338,6 +339,10 @@ def _leaves(value: Any) -> list[Tensor]:
 
     map_tensors(value, note)
     return found
+
+
+def _stacked_by_name(each: Sequence[Mapping[str, Tensor]], names: Iterable[str]) -> dict[str, Tensor]:
+    return {name: _stacked([tensors[name] for tensors in each]) for name in names}
 
 
 def _stacked(tensors: Sequence[Tensor]) -> Tensor:

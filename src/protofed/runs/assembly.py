@@ -371,11 +371,16 @@ def _refuse_impossible(options: Options, network: Network, prepared: Prepared) -
     )
     if options.balanced and context.guard.trains_privately:
         raise UserError("guard: drawing classes equally often tells how many samples each has; leave --balanced out")
+    _refuse_aggregation(options, context)
+
+
+def _refuse_aggregation(options: Options, context: RunContext) -> None:
+    """Secure and robust aggregation need enough clients, and rule each other out."""
     together = _participants(options, context.partition)
-    for wish, wanted in (("secure aggregation", context.guard.secure), (f"robust={options.robust}", context.robust)):
+    for rule, wanted in (("secure aggregation", context.guard.secure), (f"robust={options.robust}", context.robust)):
         if wanted and together < _FEWEST_TOGETHER:
             raise UserError(
-                f"{wish} needs at least {_FEWEST_TOGETHER} clients in a round, not {together}: of fewer, one is told "
+                f"{rule} needs at least {_FEWEST_TOGETHER} clients in a round, not {together}: of fewer, one is told "
                 "by the others' sum, and none is outvoted"
             )
     if context.robust is not None and context.guard.secure:

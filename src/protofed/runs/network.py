@@ -74,26 +74,33 @@ def network_of(config: Mapping[str, Any]) -> Network:
 def choose_network(options: Options, shape: ImageShape, method: type[Method]) -> Network:
     """What the user asked for, completed by what fits his images."""
     side = min(shape[1:])
-    photographs = side >= _PHOTOGRAPH
-    names = (options.model or (PRETRAINED_NETWORK if photographs else SMALL_NETWORK)).split(",")
-    has_weights = all(name in PRETRAINED for name in names)
-    weights = options.weights or ("imagenet" if has_weights else "none")
-    if weights == "imagenet" and not has_weights:
-        lacking = next(name for name in names if name not in PRETRAINED)
-        raise UserError(f"--weights imagenet: {lacking} has none here; take {', '.join(PRETRAINED)}, or give a file")
-    if weights not in ("imagenet", "none") and len(names) > 1:
-        raise UserError("--weights fits one architecture; leave it out, or give one --model")
+    names = (options.model or (PRETRAINED_NETWORK if side >= _PHOTOGRAPH else SMALL_NETWORK)).split(",")
+    weights = _choose_weights(options, names)
     pretrained = weights == "imagenet"
     train = options.train or ("head" if pretrained and method.trains_backbone else "all")
     size = options.image_size
     if size is None and pretrained:
         size = _side_for(side)
-    frozen = train != "all" and method.trains_backbone
+    views = _choose_views(options, pretrained, frozen=train != "all" and method.trains_backbone)
+    return Network(tuple(names), weights, train, views, size, _reason(options, names, side, size, train))
+
+
+def _choose_weights(options: Options, names: Sequence[str]) -> str:
+    lacking = [name for name in names if name not in PRETRAINED]
+    weights = options.weights or ("none" if lacking else "imagenet")
+    if weights == "imagenet" and lacking:
+        raise UserError(f"--weights imagenet: {lacking[0]} has none here; take {', '.join(PRETRAINED)}, or give a file")
+    if weights not in ("imagenet", "none") and len(names) > 1:
+        raise UserError("--weights fits one architecture; leave it out, or give one --model")
+    return weights
+
+
+def _choose_views(options: Options, pretrained: bool, *, frozen: bool) -> int:
     augmented = "augment" in options.settings_for("data")
     views = options.views or (_DEFAULT_VIEWS if pretrained and frozen and not augmented else 1)
     if views > 1 and not frozen:
         raise UserError("--views needs a frozen part, whose output is kept for each view; give --train head or last")
-    return Network(tuple(names), weights, train, views, size, _reason(options, names, side, size, train))
+    return views
 
 
 def _side_for(side: int) -> int:
