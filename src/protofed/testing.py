@@ -152,17 +152,17 @@ class _Trial:
     def check_exchange(self) -> None:
         """Two rounds in which everything that is sent and seen is looked at."""
         data = toy_data(self.folder / "data", absent={"a": [3], "b": [0, 1]})
-        seen = _Seen()
-        spy = _spy(self.method, seen)
+        recording = _Recording()
+        spy = _spy(self.method, recording)
         with _saying(f"{self.method.__name__} fails in an ordinary federation"), registered(spy) as name:
             folder = RunFolder(self.folder / "exchange")
             options = {**self._defaults(), **self.options, "engine": "loop", "method": name, "data": data}
             assembly = assemble(make_options(options), folder.clients)
             prepared = assembly.prepared
             context, templates = prepared.context, prepared.templates
-            engine = _Recorder(LoopEngine(prepared), seen)
+            engine = _Recorder(LoopEngine(prepared), recording)
             folder.create()
-            seen.inputs.clear()  # what the rehearsal showed was blank
+            recording.inputs.clear()  # what the rehearsal showed was blank
             federation = Federation(prepared, engine, folder, RoundPolicy())
             records = list(federation.rounds())
             folder.release()
@@ -170,26 +170,26 @@ class _Trial:
 
         normalised = context.dataset.normalise
         limit = normalised(torch.full((1, 1, 1, 1), _BRIGHTEST_TRAINING_PIXEL, dtype=torch.uint8), context.dtype)
-        brightest = max(float(x[:, 0, 0, 0].max()) for x in seen.inputs)
+        brightest = max(float(x[:, 0, 0, 0].max()) for x in recording.inputs)
         assert brightest < float(limit) + 1e-3, f"{self.method.__name__} was shown test data"
         pool = context.dataset.pooled_train().x
         images = torch.cat([forms.double().flatten(1) for forms in (pool, pool / 255, normalised(pool, context.dtype))])
-        for what, messages in (("broadcast", seen.broadcasts), ("upload", seen.uploads)):
+        for what, messages in (("broadcast", recording.broadcasts), ("upload", recording.uploads)):
             for (round, client), message in messages.items():
                 for leaf, tensor in load(message).items():
                     assert not _holds_a_row_of(tensor, images), (
                         f"the {what} of {client} in round {round + 1} holds a training image, in {leaf}"
                     )
-        for (_, client), message in seen.uploads.items():
+        for (_, client), message in recording.uploads.items():
             again = encode(decode(message, templates.upload, client), client)
             assert again.blob == message, f"the upload of {client} changes when it is decoded and encoded"
-        for server, at, result in seen.aggregations:
+        for server, at, result in recording.aggregations:
             blob = encode(result, "server").blob
             back = encode(decode(blob, templates.server, "server"), "server")
             assert back.blob == blob, "the server's state changes when it is stored and read"
             tally = Tally()
             for client in reversed(at.participants):
-                tally.add(client, decode(seen.uploads[at.round, client], templates.upload, client))
+                tally.add(client, decode(recording.uploads[at.round, client], templates.upload, client))
             difference = _difference(result, context.method.aggregate(server, tally.total(), at))
             assert not difference, f"aggregate depends on the order in which uploads arrive: {difference}"
 
@@ -244,7 +244,7 @@ class _Trial:
 
 
 @dataclass
-class _Seen:
+class _Recording:
     """What a method was shown and what it sent."""
 
     inputs: list[Tensor] = field(default_factory=list)
@@ -261,32 +261,32 @@ class _Recorder:
     scattered = False
     trains_groups = False
 
-    def __init__(self, engine: LoopEngine, seen: _Seen) -> None:
+    def __init__(self, engine: LoopEngine, recording: _Recording) -> None:
         self._engine = engine
-        self._seen = seen
+        self._recording = recording
 
     def perform(self, jobs: Sequence[tuple[Job, Message]]) -> Iterator[tuple[Job, Result]]:
         """As the engine does."""
         for job, message in jobs:
             if isinstance(job, Train):
-                self._seen.broadcasts[job.round, job.client] = message.blob
+                self._recording.broadcasts[job.round, job.client] = message.blob
         for job, result in self._engine.perform(jobs):
             if isinstance(job, Train) and isinstance(result, Trained):
-                self._seen.uploads[job.round, job.client] = result.blob
+                self._recording.uploads[job.round, job.client] = result.blob
             yield job, result
 
     def close(self) -> None:
         """Nothing was started."""
 
 
-def _spy(method: type[Method], seen: _Seen) -> type[Method]:
+def _spy(method: type[Method], recording: _Recording) -> type[Method]:
     """The same method, whose hooks note what they are given."""
 
     def watched(name: str) -> Any:
         original = getattr(method, name)
 
         def loss(self: Any, net: Any, x: Tensor, y: Tensor, at: Any) -> Any:
-            seen.inputs.append(x)
+            recording.inputs.append(x)
             return original(self, net, x, y, at)
 
         return loss
@@ -294,13 +294,13 @@ def _spy(method: type[Method], seen: _Seen) -> type[Method]:
     def upload(self: Any, net: Any, data: Any, at: Any) -> Any:
         for samples in (data, data.validation):
             if samples is not None:
-                seen.inputs.extend(x for x, _ in samples.batches())
+                recording.inputs.extend(x for x, _ in samples.batches())
         return method.upload(self, net, data, at)
 
     def aggregate(self: Any, server: Any, total: Any, at: Any) -> Any:
         result = method.aggregate(self, server, total, at)
-        if not any(known is at for _, known, _ in seen.aggregations):
-            seen.aggregations.append((server, at, result))
+        if not any(known is at for _, known, _ in recording.aggregations):
+            recording.aggregations.append((server, at, result))
         return result
 
     losses = {step.loss: watched(step.loss) for step in method().steps}

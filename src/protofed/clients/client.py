@@ -163,11 +163,10 @@ class ClientSide:
         own, tested = self._context.samples(job.client), self._context.test_samples(job.domain, job.client)
         self._skip_frozen(job.client)
         before = self._score(net, tested, at)
-        found = project(net, own.batches())
+        nearest = project(net, own.batches())
         vectors = prototypes_of(net.model).vectors.detach().clone()
-        self._store.keep_sources(
-            job.client, Sources(vectors, found.image, found.row, found.column, own.pixels(found.image.clamp(min=0)))
-        )
+        images = own.pixels(nearest.image.clamp(min=0))
+        self._store.keep_sources(job.client, Sources(vectors, nearest.image, nearest.row, nearest.column, images))
         return jobs.Projected(before, self._score(net, tested, at))
 
     def _score(self, net: Net, samples: ClientSamples, at: At) -> jobs.Score:

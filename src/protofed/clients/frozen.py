@@ -183,11 +183,11 @@ class FrozenStages:
 
     @cached_property
     def _as_they_were(self) -> dict[str, Tensor]:
-        chosen = tuple(f"{name}." for name in self._part.stages)
+        prefixes = tuple(f"{name}." for name in self._part.stages)
         return {
             name: tensor.detach().to(self._context.device)
             for name, tensor in tensors(self._model).items()
-            if name.startswith(chosen)
+            if name.startswith(prefixes)
         }
 
     @cached_property

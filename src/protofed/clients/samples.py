@@ -140,9 +140,9 @@ class ClientSamples:
         """Some samples as they are, normalised."""
         return self._normalise(self._pixels[part], self._dtype) if self._clean is None else self._clean[part]
 
-    def pixels(self, chosen: Tensor) -> Tensor:
+    def pixels(self, indices: Tensor) -> Tensor:
         """Some images as they came, uint8 on the CPU."""
-        return self._pixels[chosen.to(self._pixels.device)].cpu()
+        return self._pixels[indices.to(self._pixels.device)].cpu()
 
     def render(self, rows: Tensor) -> Tensor:
         """The images of some rows as their views show them, normalised."""
@@ -168,26 +168,26 @@ class ClientSamples:
 
         Balanced: as many samples, drawn with replacement so that every class is equally likely.
         """
-        for chosen in torch.split(self._shuffled(order).to(self.y.device), size):
-            yield self._training_batch(chosen, chance)
+        for indices in torch.split(self._shuffled(order).to(self.y.device), size):
+            yield self._training_batch(indices, chance)
 
-    def drawn(self, chosen: Tensor, chance: torch.Generator) -> tuple[Tensor, Tensor]:
+    def drawn(self, indices: Tensor, chance: torch.Generator) -> tuple[Tensor, Tensor]:
         """The chosen samples, augmented by `chance`."""
-        return self._training_batch(chosen.to(self.y.device), chance)
+        return self._training_batch(indices.to(self.y.device), chance)
 
-    def _training_batch(self, chosen: Tensor, chance: torch.Generator) -> tuple[Tensor, Tensor]:
+    def _training_batch(self, indices: Tensor, chance: torch.Generator) -> tuple[Tensor, Tensor]:
         if self._views > 1:
-            views = torch.randint(self._views, (len(chosen),), generator=chance).to(chosen.device)
-            return self._batch(views * len(self) + chosen, self.render), self.y[chosen]
+            views = torch.randint(self._views, (len(indices),), generator=chance).to(indices.device)
+            return self._batch(views * len(self) + indices, self.render), self.y[indices]
         if self._augment:
-            return self._normalise(self._augment(self._pixels[chosen], chance), self._dtype), self.y[chosen]
-        return self._batch(chosen, self._unchanging), self.y[chosen]
+            return self._normalise(self._augment(self._pixels[indices], chance), self._dtype), self.y[indices]
+        return self._batch(indices, self._unchanging), self.y[indices]
 
-    def _unchanging(self, chosen: Tensor) -> Tensor:
+    def _unchanging(self, indices: Tensor) -> Tensor:
         """Without augmentation a sample looks the same in every epoch, so the work is done once."""
         if self._clean is None:
             self._clean = self._normalise(self._pixels, self._dtype)
-        return self._clean[chosen]
+        return self._clean[indices]
 
     def _batch(self, rows: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor:
         return make(rows) if self._key is None else SampleBatch(self._like, rows, self._key, make)

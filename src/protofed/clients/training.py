@@ -121,13 +121,13 @@ class TrainingLog:
         for name, value in terms.items():
             self._terms.setdefault(name, []).append((value.detach(), size))
         if notes:
-            self._notes.append({key: self._whole(value.detach()) for key, value in notes.items()})
+            self._notes.append({key: self._in_model_dtype(value.detach()) for key, value in notes.items()})
 
     def result(self, method: Method, optimizers: list[LocalOptimizer]) -> TrainingResult:
         """All in all."""
         notes = self._notes
         return TrainingResult(
-            {name: _total(seen) / self.samples for name, seen in self._terms.items()},
+            {name: _total(batch_means) / self.samples for name, batch_means in self._terms.items()},
             self.samples,
             {key: torch.cat([one[key] for one in notes]) for key in notes[0]} if notes else {},
             optimizers[0].taken,
@@ -135,7 +135,7 @@ class TrainingLog:
             kept_state(method, optimizers),
         )
 
-    def _whole(self, value: Tensor) -> Tensor:
+    def _in_model_dtype(self, value: Tensor) -> Tensor:
         """Numbers in the model's own precision, also where the loss was computed in half of it."""
         return value.to(self.dtype) if value.is_floating_point() else value
 
@@ -164,10 +164,10 @@ def _train_privately(
     )
 
 
-def _total(seen: list[tuple[Tensor, int]]) -> float:
+def _total(batch_means: list[tuple[Tensor, int]]) -> float:
     """The sum over samples from the means over batches; all are read at once, as a device is asked only once."""
-    means: list[float] = torch.stack([mean for mean, _ in seen]).tolist()
-    return sum(mean * size for mean, (_, size) in zip(means, seen, strict=True))
+    means: list[float] = torch.stack([mean for mean, _ in batch_means]).tolist()
+    return sum(mean * size for mean, (_, size) in zip(means, batch_means, strict=True))
 
 
 def _batches(method: Method, samples: ClientSamples, at: At) -> Iterator[tuple[int, Tensor, Tensor]]:

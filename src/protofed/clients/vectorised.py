@@ -68,10 +68,10 @@ def train_stacked(
                 yield (client.ready, *stack.part_of(position, client.log))
         last = stack
         for members in _by_outline(training):
-            whole = len(members) == len(clients)
-            part = stack if whole else stack.take(torch.tensor(members, device=stack.device))
+            complete = len(members) == len(clients)
+            part = stack if complete else stack.take(torch.tensor(members, device=stack.device))
             part.step([clients[position] for position in members], precision)
-            if not whole:
+            if not complete:
                 stack.take_back(members, part)
             last = part
         stack.count_as(last)
@@ -112,11 +112,11 @@ class _Stack:
     stats: dict[str, Tensor]
     frozen: "_Bundle"
     """What no step trains, by name."""
-    given: "_Bundle"
+    constants: "_Bundle"
     """What differs between clients and stays as it is during the round: down, memory, start, held, size."""
     at: At
     optimizers: list[LocalOptimizer]
-    dice: list[torch.Generator]
+    generators: list[torch.Generator]
     """From which each client's dropout is drawn."""
 
     @classmethod
@@ -134,12 +134,12 @@ class _Stack:
         optimizers = make_optimizers(method, net, at.plan, at.lr, stacks=trained)
         restore_state(method, optimizers, _stacked_by_name([ready.optimizer for ready in group], group[0].optimizer))
         sizes = [torch.tensor(ready.at.size, dtype=_dtype(net), device=at.held.device) for ready in group]
-        given = [
+        constants = [
             (ready.at.down, ready.at.memory, ready.at.start, ready.at.held, size)
             for ready, size in zip(group, sizes, strict=True)
         ]
-        dice = [torch.Generator(device=at.held.device).manual_seed(dropout_seed(ready.at)) for ready in group]
-        return cls(method, net, trained, stats, _Bundle.of(frozen), _Bundle.of(given), at, optimizers, dice)
+        generators = [torch.Generator(device=at.held.device).manual_seed(dropout_seed(ready.at)) for ready in group]
+        return cls(method, net, trained, stats, _Bundle.of(frozen), _Bundle.of(constants), at, optimizers, generators)
 
     @property
     def device(self) -> torch.device:
@@ -167,43 +167,43 @@ class _Stack:
             trained: dict[str, Tensor],
             stats: dict[str, Tensor],
             frozen: list[Tensor],
-            given: list[Tensor],
+            constants: list[Tensor],
             drawn: list[Tensor],
-            who: Tensor,
+            position: Tensor,
             x: Tensor,
             y: Tensor,
         ) -> tuple[Terms, Notes]:
-            down, memory, start, held, size = self.given.around(given)
+            down, memory, start, held, size = self.constants.around(constants)
             at = _together(
                 self.at, down=down, memory=memory, start=start, held=held, draw=draw.around(drawn), size=size
             )
             tensors = {**trained, **stats, **self.frozen.around(frozen)}
-            with self._dropout(who):
+            with self._dropout(position):
                 outcome = self.net.bound(tensors, lambda: getattr(self.method, step.loss)(self.net, x, y, at))
             terms, notes = terms_and_notes(outcome)
             return terms, notes if noted else {}
 
-        dims = (0, 0, self.frozen.dims, self.given.dims, draw.dims, 0, 0, 0)
-        who = torch.arange(len(x), device=x.device)
+        dims = (0, 0, self.frozen.dims, self.constants.dims, draw.dims, 0, 0, 0)
+        position = torch.arange(len(x), device=x.device)
         with torchs_own_kernels(self.net.model):
             result: tuple[Terms, Notes] = vmap(one, in_dims=dims)(
-                self.trained, self.stats, self.frozen.tensors, self.given.tensors, draw.tensors, who, x, y
+                self.trained, self.stats, self.frozen.tensors, self.constants.tensors, draw.tensors, position, x, y
             )
         return result
 
     @contextmanager
-    def _dropout(self, who: Tensor) -> Iterator[None]:
+    def _dropout(self, position: Tensor) -> Iterator[None]:
         """Inside: dropout draws for each client what it would draw alone."""
         layers = [layer for layer in self.net.model.modules() if type(layer) is nn.Dropout]
         for layer in layers:
-            layer.forward = self._dropper(layer, who)  # type: ignore[assignment, method-assign]
+            layer.forward = self._dropper(layer, position)  # type: ignore[assignment, method-assign]
         try:
             yield
         finally:
             for layer in layers:
                 del layer.forward
 
-    def _dropper(self, layer: nn.Dropout, who: Tensor) -> Callable[[Tensor], Tensor]:
+    def _dropper(self, layer: nn.Dropout, position: Tensor) -> Callable[[Tensor], Tensor]:
         keep = 1 - layer.p
 
         def drop(x: Tensor) -> Tensor:
@@ -213,10 +213,11 @@ class _Stack:
             shape, dtype, device = x.shape, x.dtype, x.device
             with torch._C._DisableFuncTorch():
                 masks = [
-                    torch.empty(shape, dtype=dtype, device=device).bernoulli_(keep, generator=die) for die in self.dice
+                    torch.empty(shape, dtype=dtype, device=device).bernoulli_(keep, generator=source)
+                    for source in self.generators
                 ]
                 noise = torch.stack(masks).div_(keep)
-            return x * noise[who]
+            return x * noise[position]
 
         return drop
 
@@ -229,10 +230,10 @@ class _Stack:
             trained,
             {name: tensor[clients] for name, tensor in self.stats.items()},
             self.frozen.take(clients),
-            self.given.take(clients),
+            self.constants.take(clients),
             self.at,
             [optimizer.over(trained, lambda tensor: tensor[clients]) for optimizer in self.optimizers],
-            [self.dice[client] for client in clients.tolist()],
+            [self.generators[client] for client in clients.tolist()],
         )
 
     def take_back(self, members: Sequence[int], part: "_Stack") -> None:
@@ -331,14 +332,14 @@ def _outline(value: Any) -> Hashable:
 
 def _leaves(value: Any) -> list[Tensor]:
     """The tensors of a structure, in the order in which `map_tensors` comes by."""
-    found: list[Tensor] = []
+    leaves: list[Tensor] = []
 
     def note(tensor: Tensor) -> Tensor:
-        found.append(tensor)
+        leaves.append(tensor)
         return tensor
 
     map_tensors(value, note)
-    return found
+    return leaves
 
 
 def _stacked_by_name(each: Sequence[Mapping[str, Tensor]], names: Iterable[str]) -> dict[str, Tensor]:

@@ -59,7 +59,7 @@ class Census:
     sites: Mapping[str, Hello]
 
     @classmethod
-    def taken(cls, hellos: Mapping[str, Hello], shape: tuple[int, int, int] | None = None) -> "Census":
+    def of(cls, hellos: Mapping[str, Hello], shape: tuple[int, int, int] | None = None) -> "Census":
         """What the sites agree on; one that differs is named. Shapes may differ where the run fixes one."""
         first, model = next(iter(hellos.items()))
         for name, hello in hellos.items():

@@ -50,7 +50,7 @@ def serve(
     keys: ServerKeys,
     address: str,
     out: Path,
-    given: Mapping[str, Any],
+    user_options: Mapping[str, Any],
     limits: WaitLimits,
     *,
     resume: bool = False,
@@ -59,9 +59,9 @@ def serve(
     """Run a federation over sites; the folder is that of any run, without the sites' models."""
     if resume:
         stored = Run(out).options
-        refuse_changes(stored, given)
-        given = {**stored, **given}
-    options = make_options({**given, "data": SITES, "engine": "flower", "protocol": "one-per-domain"})
+        refuse_changes(stored, user_options)
+        user_options = {**stored, **user_options}
+    options = make_options({**user_options, "data": SITES, "engine": "flower", "protocol": "one-per-domain"})
     if options.ensemble:
         raise UserError("--ensemble needs all test images in one place; leave it out in a deployment")
     accepted = AcceptedRounds(out / "clients")
@@ -129,7 +129,7 @@ class _Server:
             if not members:
                 raise UserError("nobody may take part: there are no public keys of sites; see protofed deploy keys")
             self._refuse_too_few_members()
-            return Census.taken(dict(sorted(self._hellos(members).items())), self._fixed_shape())
+            return Census.of(dict(sorted(self._hellos(members).items())), self._fixed_shape())
         stored = json.loads((self._folder.path / _MEMBERS).read_text())
         self._identity = stored["run"]
         census = Census.read(stored["census"], _MEMBERS)

@@ -41,8 +41,8 @@ class _ControlAuthMiddleware:
     def _is_allowed(self, scope: _Scope) -> bool:
         if scope["path"].startswith(("/v1/fleet/", "/v1/runtime/")) or scope["path"] == "/health":
             return True
-        given = dict(scope["headers"]).get(SECRET_HEADER.encode(), b"")
-        return hmac.compare_digest(given, self._secret)
+        secret = dict(scope["headers"]).get(SECRET_HEADER.encode(), b"")
+        return hmac.compare_digest(secret, self._secret)
 
 
 def main() -> None:

@@ -83,8 +83,8 @@ class Evaluator:
 
     def absences(self) -> list[dict[str, str]]:
         """Who could not be asked since this was last asked for, as events of a round."""
-        told, self._absences = self._absences, []
-        return told
+        absences, self._absences = self._absences, []
+        return absences
 
     def evaluate(
         self,
@@ -241,8 +241,8 @@ class Evaluator:
         results: dict[Any, R] = {}
         for job, result in self._engine.perform(jobs):
             if isinstance(result, Absent):
-                who = getattr(job, "client", None) or getattr(job, "domain", None)
-                self._absences.append({"client": str(who), "event": "not evaluated", "reason": result.reason})
+                subject = getattr(job, "client", None) or getattr(job, "domain", None)
+                self._absences.append({"client": str(subject), "event": "not evaluated", "reason": result.reason})
                 continue
             if not isinstance(result, kind):
                 assert isinstance(result, Failed)
@@ -252,11 +252,13 @@ class Evaluator:
 
     def _global_view(self, scores: Mapping[str, Score]) -> dict[str, Any]:
         """Per domain, their plain mean, and over all samples together; held-out domains count apart."""
-        seen = {domain: score for domain, score in scores.items() if domain not in self._held_out}
+        trained_on = {domain: score for domain, score in scores.items() if domain not in self._held_out}
         view: dict[str, Any] = {domain: _fraction(score) for domain, score in scores.items()}
-        view["average"] = _mean(_fraction(score) for score in seen.values())
+        view["average"] = _mean(_fraction(score) for score in trained_on.values())
         view["pooled"] = _fraction(
-            Score(sum(score.correct for score in seen.values()), sum(score.total for score in seen.values()))
+            Score(
+                sum(score.correct for score in trained_on.values()), sum(score.total for score in trained_on.values())
+            )
         )
         if self._held_out:
             view["held_out"] = {domain: view[domain] for domain in self._held_out}

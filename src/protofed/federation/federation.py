@@ -223,8 +223,8 @@ class Federation:
                 self.folder.store.withdraw(client, round)
             first = exchange.failures[0]
             some = f"{len(exchange.failures)} of {len(participants)} clients"
-            who = some if exchange.tally.clients else "every client"
-            raise TooFewClients(f"{who} failed in round {round + 1}; the first: {first.reason}\n{first.trace}")
+            failed = some if exchange.tally.clients else "every client"
+            raise TooFewClients(f"{failed} failed in round {round + 1}; the first: {first.reason}\n{first.trace}")
         exchange.average_losses()
         self.evaluator.trained(participants)
         return exchange

@@ -193,8 +193,8 @@ class RunFolder:
 
     def snapshots(self) -> list[int]:
         """The rounds of which there is a snapshot."""
-        found = (self.path / "snapshots").glob("round-*")
-        return sorted(int(path.name.removeprefix("round-")) for path in found)
+        folders = (self.path / "snapshots").glob("round-*")
+        return sorted(int(path.name.removeprefix("round-")) for path in folders)
 
     def _server(self, round: int) -> Path:
         return self._checkpoint / f"server-{round}.safetensors"
@@ -209,12 +209,12 @@ class RunFolder:
 def _json_object(content: bytes, where: Path | str) -> dict[str, Any]:
     """A JSON object of a run folder; anything else is damage."""
     try:
-        found = json.loads(content)
+        parsed = json.loads(content)
     except (ValueError, RecursionError):
         raise UserError(f"{where} is damaged: it is not JSON") from None
-    if not isinstance(found, dict):
+    if not isinstance(parsed, dict):
         raise UserError(f"{where} is damaged: it is not a JSON object")
-    return found
+    return parsed
 
 
 @dataclass(frozen=True)

@@ -73,8 +73,8 @@ class FedGA(KeepsServerState[_FedGAUpload]):
     def risk(self, net: Net, data: Samples) -> Tensor:
         """Mean loss, or part of samples classified wrongly."""
         with net.eval():
-            seen = [(net(x), y) for x, y in data.batches()]
-        z, y = torch.cat([z for z, _ in seen]).double(), torch.cat([y for _, y in seen])
+            outputs = [(net(x), y) for x, y in data.batches()]
+        z, y = torch.cat([z for z, _ in outputs]).double(), torch.cat([y for _, y in outputs])
         return cross_entropy(z, y) if self.metric == "loss" else (z.argmax(1) != y).double().mean()
 
     def aggregate(self, server: _FedGAServer, total: _FedGAUpload, at: At) -> _FedGAServer:

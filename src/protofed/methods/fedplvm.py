@@ -70,8 +70,8 @@ class FedPLVM(ClustersPrototypes[FedPLVMUpload]):
 
     def upload(self, net: Net, data: Samples, at: At) -> tuple[FedPLVMUpload, Record]:
         """The model and the clusters of the features of each class."""
-        seen = self.observations(net, data, at)
-        C = class_clusters(seen["h"], seen["y"], at.classes)
+        observed = self.observations(net, data, at)
+        C = class_clusters(observed["h"], observed["y"], at.classes)
         return FedPLVMUpload(Mean(net.pick(), self.weight(at)), Each(C)), at.memory
 
     def aggregate(self, server: ModelAndClusters, total: FedPLVMUpload, at: At) -> ModelAndClusters:

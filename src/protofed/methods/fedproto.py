@@ -92,8 +92,8 @@ class _PrototypeAlignment(Method[U]):
 
     def local_prototypes(self, net: Net, data: Samples, at: At) -> Mean[ClassTable]:
         """P_i[k], the mean feature of each class."""
-        seen = self.observations(net, data, at)
-        P = class_means(seen["h"], seen["y"], at.classes)
+        observed = self.observations(net, data, at)
+        P = class_means(observed["h"], observed["y"], at.classes)
         return Mean(P, P.count if self.proto_weighting == "count" else 1.0)
 
     @property

@@ -96,8 +96,8 @@ class FPL(ClustersPrototypes[SeparatePrototypeUpload]):
 
     def upload(self, net: Net, data: Samples, at: At) -> tuple[SeparatePrototypeUpload, Record]:
         """The model and the mean feature of each class."""
-        seen = self.observations(net, data, at)
-        P = class_means(seen["h"], seen["y"], at.classes)
+        observed = self.observations(net, data, at)
+        P = class_means(observed["h"], observed["y"], at.classes)
         return SeparatePrototypeUpload(Mean(net.pick(), self.weight(at)), Each(P)), at.memory
 
     def aggregate(self, server: ModelAndClusters, total: SeparatePrototypeUpload, at: At) -> ModelAndClusters:

@@ -174,10 +174,10 @@ def _longest_header(like: Record) -> int:
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A JSON object; two readers might choose differently between two values of one name."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
         raise ValueError("a name occurs twice")
-    return found
+    return mapping
 
 
 @contextmanager

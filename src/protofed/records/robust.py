@@ -85,13 +85,13 @@ class NormBound(Robust):
 
 def parse_robust(text: str) -> Robust:
     """The rule behind `median`, `trimmed=0.2` or `norm-bound=1`."""
-    name, equals, given = (part.strip() for part in text.partition("="))
+    name, equals, amount_text = (part.strip() for part in text.partition("="))
     if name == "median" and not equals:
         return MEDIAN
     if name not in _DEFAULTS:
         raise UserError(f"robust={text} is not valid; it takes {_FORMS}")
     try:
-        amount = float(given) if equals else _DEFAULTS[name]
+        amount = float(amount_text) if equals else _DEFAULTS[name]
     except ValueError:
         amount = -1.0
     if name == "trimmed" and 0 < amount < 0.5:

@@ -205,11 +205,16 @@ def dealing_of_preset(cls: type[Method], preset: str | None, protocol: str | Non
     return preset_settings(cls, preset, "data") if deals_by_label(protocol) else {}
 
 
-def elsewhere(config: Mapping[str, Any]) -> Options:
+def reopened_options(config: Mapping[str, Any]) -> Options:
     """The options of a run that is opened again, maybe on another machine than it ran on."""
     network = network_of(config)
-    chosen = {"model": ",".join(network.names), "weights": network.weights, "train": network.train, "views": None}
-    return make_options({**config["options"], **chosen, "device": "cpu", "engine": "loop"})
+    network_options = {
+        "model": ",".join(network.names),
+        "weights": network.weights,
+        "train": network.train,
+        "views": None,
+    }
+    return make_options({**config["options"], **network_options, "device": "cpu", "engine": "loop"})
 
 
 def reassemble(config: Mapping[str, Any], folder: Path) -> Assembly:
@@ -217,7 +222,7 @@ def reassemble(config: Mapping[str, Any], folder: Path) -> Assembly:
 
     Weights are the initial ones. Images are black, and as many of each class with each client as there were.
     """
-    options = elsewhere(config)
+    options = reopened_options(config)
     partition = Partition.load(folder / "partition.npz")
     dataset = _black_images(config, partition)
     method = _method(options)

@@ -27,7 +27,7 @@ from protofed.method import At, Method
 from protofed.models import Split, load_weights
 from protofed.models.net import Net
 from protofed.records import ClassTable, Features, Record, decode, decode_file
-from protofed.runs.assembly import assemble, elsewhere, reassemble
+from protofed.runs.assembly import assemble, reassemble, reopened_options
 
 GLOBAL = "global"
 """In the place of a client's name: the server's model."""
@@ -108,10 +108,10 @@ class Run:
 
     def prototypes(self) -> dict[str, Any]:
         """The global prototypes: `rows` [classes, d] and `count` [classes]."""
-        found = _read_prototypes(self.path)
-        if found is None:
+        tensors = _read_prototypes(self.path)
+        if tensors is None:
             raise UserError(f"{self.path} has no global prototypes: this method keeps none")
-        return found
+        return tensors
 
 
 class CachedRun(Run):
@@ -178,7 +178,7 @@ class OpenRun:
     def prepared(self) -> Prepared:
         """The federation as it was before its first round."""
         if self._with_data:
-            return assemble(elsewhere(self.config), self.run.folder.clients).prepared
+            return assemble(reopened_options(self.config), self.run.folder.clients).prepared
         return reassemble(self.config, self.run.path).prepared
 
     @property
@@ -239,8 +239,8 @@ class OpenRun:
 
     def prototypes(self) -> ClassTable | None:
         """The server's class prototypes; None where the method has none."""
-        found = _read_prototypes(self._place)
-        return None if found is None else ClassTable(**found)
+        tensors = _read_prototypes(self._place)
+        return None if tensors is None else ClassTable(**tensors)
 
     def sources_of(self, client: str, like: Tensor) -> Sources | None:
         """What the client's projection found, for part prototypes such as `like`; None where there was none."""

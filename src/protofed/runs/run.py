@@ -59,12 +59,12 @@ def run(
         stored = Run(out).options
         refuse_changes(stored, given)
         given = {**stored, **_engine_of(Run(out)), **given}
-    chosen = make_options(given)
-    folder = RunFolder(Path(out) if out is not None else _free_name(chosen))
+    resolved = make_options(given)
+    folder = RunFolder(Path(out) if out is not None else _free_name(resolved))
     if not resume:
         folder.refuse_if_taken()
     with one_thread():
-        assembly = assemble(chosen, folder.clients)
+        assembly = assemble(resolved, folder.clients)
         refuse_if_too_large(assembly)
         if resume:
             folder.lock()
@@ -127,7 +127,7 @@ def carry_out(
     federation.write_results(folder.path)
     summary = summarise_run(assembly, folder.rounds(), time.perf_counter() - start)
     beside = {"privacy": federation.privacy(context.plan.rounds), "projection": projection}
-    folder.write_json("summary.json", {**summary, **{key: told for key, told in beside.items() if told is not None}})
+    folder.write_json("summary.json", {**summary, **{key: value for key, value in beside.items() if value is not None}})
     tell(callbacks, "run_end", result)
     return result
 

@@ -138,8 +138,8 @@ def _variant_options(methods: Methods, options: Mapping[str, Any]) -> dict[str, 
             **_settings_of(label, common.set, known),
             **make_options({"set": own.get("set", {})}).set,
         }
-        given = {name: value for name, value in own_options.items() if value is not None}
-        return make_options({**given, "set": settings})
+        specified = {name: value for name, value in own_options.items() if value is not None}
+        return make_options({**specified, "set": settings})
 
     return {label: options_of(label, own) for label, own in variants.items()}
 
@@ -195,6 +195,6 @@ def _scaled_plan(cls: type[Method], known: set[str], options: Mapping[str, Any])
     """A method that brings its own plan gets it scaled to the epochs of the others, so that all train equally long."""
     if "plan" not in known:
         return {}
-    asked = make_options({name: value for name, value in options.items() if value is not None}).training_plan()
-    budget, own = sum(asked.epochs), cls().plan(asked).epochs
+    requested = make_options({name: value for name, value in options.items() if value is not None}).training_plan()
+    budget, own = sum(requested.epochs), cls().plan(requested).epochs
     return {"plan": ",".join(str(max(1, round(budget * epochs / sum(own)))) for epochs in own)}

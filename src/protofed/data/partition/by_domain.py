@@ -152,25 +152,25 @@ def _sizes(name: str, available: int, clients: int, share: int | None, classes: 
 
 
 def _complete_classes(
-    taken: IntArray, remainder: IntArray, labels: IntArray, present: IntArray, rng: np.random.Generator
+    indices: IntArray, remainder: IntArray, labels: IntArray, present: IntArray, rng: np.random.Generator
 ) -> tuple[IntArray, IntArray, list[int]]:
     """Swap in one image of every class a client lacks, for one of a class it has at least two of.
 
     The exchange is with what no client has yet, so an image is never with two clients. Also returns the classes that
     could not be had.
     """
-    missing = np.setdiff1d(present, labels[taken])
+    missing = np.setdiff1d(present, labels[indices])
     if not len(missing):
-        return taken, remainder, []
-    taken, remainder = taken.copy(), remainder.copy()
+        return indices, remainder, []
+    indices, remainder = indices.copy(), remainder.copy()
     lacking: list[int] = []
     for label in missing:
-        held = np.bincount(labels[taken], minlength=int(labels.max()) + 1)
+        held = np.bincount(labels[indices], minlength=int(labels.max()) + 1)
         wanted = np.flatnonzero(labels[remainder] == label)
-        spare = np.flatnonzero(held[labels[taken]] >= 2)
+        spare = np.flatnonzero(held[labels[indices]] >= 2)
         if len(wanted) and len(spare):
             incoming, outgoing = rng.choice(wanted), rng.choice(spare)
-            taken[outgoing], remainder[incoming] = remainder[incoming], taken[outgoing]
+            indices[outgoing], remainder[incoming] = remainder[incoming], indices[outgoing]
         else:
             lacking.append(int(label))
-    return taken, remainder, lacking
+    return indices, remainder, lacking
