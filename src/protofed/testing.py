@@ -111,7 +111,7 @@ def results_of(path: str | Path) -> dict[str, Any]:
 
 
 def _check_description(method: type[Method], settings: Mapping[str, object]) -> None:
-    """It can be made without settings, and a user is told what it is."""
+    """It can be made without settings, and describes itself."""
     name = method.__name__
     with _saying(f"{name} cannot be made with its defaults"):
         method()
@@ -309,7 +309,7 @@ def _spy(method: type[Method], recording: _Recording) -> type[Method]:
 
 
 def _holds_a_row_of(tensor: Tensor, images: Tensor) -> bool:
-    """Whether an image lies in a tensor, row by row."""
+    """Whether a tensor contains an image, row by row."""
     if not tensor.numel() or tensor.numel() % images.shape[1]:
         return False
     rows = tensor.double().reshape(-1, 1, images.shape[1])
@@ -346,7 +346,7 @@ def _differing(one: Path, other: Path) -> list[str]:
 
 @contextmanager
 def _saying(what: str) -> Iterator[None]:
-    """Whatever goes wrong inside is a failed check, and the text says which."""
+    """Turns an error inside into a failed check with this text."""
     try:
         yield
     except (_Stop, AssertionError):

@@ -94,6 +94,6 @@ class FeatureStore:
 
 
 def bytes_of(block: FeatureBlock, dtype: torch.dtype) -> int:
-    """What a block takes."""
+    """Size of a block in bytes."""
     size = block.rows * block.width * dtype.itemsize
     return -(-size // _ALIGNMENT) * _ALIGNMENT

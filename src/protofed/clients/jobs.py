@@ -58,7 +58,7 @@ class Predict:
 
 @dataclass(frozen=True)
 class Project:
-    """Move a client's part prototypes onto its own nearest training patches; what comes of it stays with the client.
+    """Move a client's part prototypes onto its own nearest training patches; the result stays with the client.
 
     `domain` names the test set for the accuracy before and after, as in `Evaluate`.
     """
@@ -85,7 +85,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class TrainedGroup:
-    """The encoded sums of a group's uploads, and what became of each client, in the order of the job."""
+    """The encoded sums of a group's uploads, and the result of each client, in the order of the job."""
 
     blob: bytes
     each: tuple["Trained | Failed", ...]
@@ -111,7 +111,7 @@ class Predicted:
 
 @dataclass(frozen=True)
 class Failed:
-    """A job that gave no result, and why; the trace is for the log of whoever debugs a method."""
+    """A job that gave no result, and why; the trace is for debugging a method."""
 
     reason: str
     trace: str = ""
@@ -119,7 +119,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class Absent(Failed):
-    """A job that nobody was there to do: its site did not answer."""
+    """A job whose site did not answer."""
 
 
 @dataclass(frozen=True)

@@ -149,7 +149,7 @@ class ClientSamples:
         return self._normalise(torch.stack([self._view(row) for row in rows.tolist()]), self._dtype)
 
     def digest(self, row: int) -> bytes:
-        """What the image of a row depends on, whoever holds it."""
+        """Hash of everything the image of a row depends on; the same at every client."""
         view, index = divmod(row, len(self))
         content = self._pixels[index].cpu().contiguous().numpy().tobytes()
         about = f"{self._normalise} {tuple(self._like.shape)}" + (f" {view} {self._augment}" if view else "")

@@ -60,7 +60,7 @@ def train(
     precision: Precision = nullcontext,
     private: PrivateGradients | None = None,
 ) -> TrainingResult:
-    """Train for this round's epochs; with private gradients nothing but the weights tells what was learnt."""
+    """Train for this round's epochs; with private gradients only the weights depend on the data."""
     like = next(iter(net.params().values()))
     log = TrainingLog(like.dtype)
     with _keyed_dropout(at, like.device):
@@ -79,7 +79,7 @@ def train(
 
 
 def training_batches(method: Method, samples: ClientSamples, at: At) -> Iterator[Batch]:
-    """All that a client learns from in this round; nothing of it depends on other clients or on the engine."""
+    """All batches of a client in this round; nothing of it depends on other clients or on the engine."""
     lottery = at.rng("draw")
     last = at.plan.epochs[at.round] - 1
     for epoch, x, y in _batches(method, samples, at):
@@ -103,13 +103,13 @@ def dropout_seed(at: At) -> int:
 
 
 def terms_and_notes(outcome: Terms | tuple[Terms, Notes]) -> tuple[Terms, Notes]:
-    """What a loss returned, in its long form."""
+    """What a loss returned as a pair of terms and notes."""
     return outcome if isinstance(outcome, tuple) else (outcome, {})
 
 
 @dataclass
 class TrainingLog:
-    """What one client's training amounts to, step by step."""
+    """Collects the losses and notes of one client's training, step by step."""
 
     dtype: torch.dtype
     samples: int = 0
@@ -124,7 +124,7 @@ class TrainingLog:
             self._notes.append({key: self._in_model_dtype(value.detach()) for key, value in notes.items()})
 
     def result(self, method: Method, optimizers: list[LocalOptimizer]) -> TrainingResult:
-        """All in all."""
+        """The result of the whole round."""
         notes = self._notes
         return TrainingResult(
             {name: _total(batch_means) / self.samples for name, batch_means in self._terms.items()},
@@ -148,7 +148,7 @@ def _train_privately(
     optimizers: list[LocalOptimizer],
     private: PrivateGradients,
 ) -> TrainingResult:
-    """As many steps as an ordinary round, each on samples drawn anew. A step that draws nobody still moves by noise."""
+    """As many steps as an ordinary round, each on samples drawn anew. A step that draws no sample still adds noise."""
     chance = at.rng("augment")
     for _ in range(private.steps):
         x, y = samples.drawn(private.draw(len(samples)), chance)
@@ -165,7 +165,7 @@ def _train_privately(
 
 
 def _total(batch_means: list[tuple[Tensor, int]]) -> float:
-    """The sum over samples from the means over batches; all are read at once, as a device is asked only once."""
+    """The sum over samples from the means over batches; all are read at once, to synchronise only once."""
     means: list[float] = torch.stack([mean for mean, _ in batch_means]).tolist()
     return sum(mean * size for mean, (_, size) in zip(means, batch_means, strict=True))
 

@@ -117,7 +117,7 @@ class _Stack:
     at: At
     optimizers: list[LocalOptimizer]
     generators: list[torch.Generator]
-    """From which each client's dropout is drawn."""
+    """For each client's dropout."""
 
     @classmethod
     def of(cls, method: Method, net: Net, group: Sequence[ReadyClient]) -> Self:
@@ -147,7 +147,7 @@ class _Stack:
         return next(iter(self.trained.values())).device
 
     def step(self, clients: Sequence[_StackedClient], precision: Precision) -> None:
-        """One step of each of the method's optimisers, on the batch each client has at hand."""
+        """One step of each of the method's optimisers, on the current batch of each client."""
         batch = [client.batch for client in clients if client.batch is not None]
         x, y = _stacked([batch.x for batch in batch]), _stacked([batch.y for batch in batch])
         draw = _Bundle.of([batch.draw for batch in batch])
@@ -209,7 +209,7 @@ class _Stack:
         def drop(x: Tensor) -> Tensor:
             if not layer.training or layer.p == 0:
                 return x
-            # The chance of every client is drawn outside of vmap, which would draw for all of them at once.
+            # Each client's mask is drawn outside of vmap, which would draw one for all of them.
             shape, dtype, device = x.shape, x.dtype, x.device
             with torch._C._DisableFuncTorch():
                 masks = [
@@ -246,12 +246,12 @@ class _Stack:
             optimizer.take_back(clients, partial)
 
     def count_as(self, other: "_Stack") -> None:
-        """Take over how many steps the optimisers have done: whoever still learns has done as many as anybody."""
+        """Take over the step counts of the optimisers: all clients still training have done equally many."""
         for optimizer, partial in zip(self.optimizers, other.optimizers, strict=True):
             optimizer.count_as(partial)
 
     def part_of(self, position: int, log: TrainingLog) -> tuple[Weights, TrainingResult]:
-        """What one client has come to."""
+        """One client's weights and training result."""
         trained = {name: tensor.detach()[position] for name, tensor in self.trained.items()}
         params = {**trained, **self.frozen.of_client(position)}
         weights = Weights(params, {name: tensor[position] for name, tensor in self.stats.items()})

@@ -68,7 +68,7 @@ def decode_job(envelope: bytes, sender: str) -> tuple[jobs.Job, Message]:
 
 
 def encode_result(result: jobs.Result) -> bytes:
-    """What became of a job."""
+    """The result of a job."""
     if isinstance(result, jobs.Trained):
         report = {"size": asdict(result.size), "loss": result.loss, "samples": result.samples}
         return pack({"result": "trained", **report}, result.blob)

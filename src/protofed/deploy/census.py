@@ -90,7 +90,7 @@ class Census:
             )
 
     def dataset(self, normalise: str | None, own: Domain | None = None) -> Dataset:
-        """Blank images in the place of all that is elsewhere."""
+        """Blank images that stand for those at the sites."""
         channels = self.image_shape[0]
         normalisation = Normalise.named(normalise, channels) if normalise else Normalise.default(channels)
         domains = {

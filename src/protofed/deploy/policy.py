@@ -1,4 +1,4 @@
-"""What a site allows, in a file of its own, whoever runs the server.
+"""What a site allows: its own policy file, independent of the server.
 
 methods = ["i2pfl", "fedavg"]     # nothing else is trained here
 rounds = 200                      # most rounds of a run

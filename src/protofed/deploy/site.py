@@ -132,7 +132,7 @@ class Site:
         return self._data.read(self.name)
 
     def answer(self, envelope: bytes) -> bytes:
-        """The reply to a message; whatever goes wrong is a reply too, and every reply is written down."""
+        """The reply to a message; errors are replies, too, and every reply is logged."""
         request: SiteRequest | None = None
         try:
             request = SiteRequest.from_bytes(envelope)

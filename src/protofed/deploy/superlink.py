@@ -1,4 +1,4 @@
-"""Flower's SuperLink with its Control API locked, run as a program of its own.
+"""Flower's SuperLink with its Control API locked, run as a separate program.
 
 All its interfaces share one port. Sites prove who they are by their keys, but whoever reaches the port could also
 administer it: start runs, or register a key of his own. Here administration takes the secret that lies in a file on

@@ -1,4 +1,4 @@
-"""Flower's SuperNode with shorter waits, run as a program of its own.
+"""Flower's SuperNode with shorter waits, run as a separate program.
 
 Flower's looks for messages every three seconds, whatever happens. A round is a few short exchanges, and would consist
 of waiting. Here the wait follows what is going on: a node that has just answered looks often, an idle one seldom.

@@ -54,7 +54,7 @@ class RoundPolicy:
     min_clients: int = 1
     """A round with fewer uploads does not count."""
     snapshots: frozenset[int] = frozenset()
-    """After how many rounds the state of everybody is kept for later; 0: before the first."""
+    """After how many rounds a snapshot of all states is kept; 0: before the first."""
 
     def participants_of(self, clients: int) -> int:
         """How many of the clients train in a round."""
@@ -118,7 +118,7 @@ class Federation:
         return self._prepared.context
 
     def _enrol(self, prepared: Prepared) -> None:
-        """Take on the clients of a run: whatever depends on who takes part is made anew here, and nowhere else."""
+        """Set the clients of the run: everything that depends on them is made here, and nowhere else."""
         context, templates = prepared.context, prepared.templates
         self._prepared = prepared
         self.evaluator = Evaluator(context, self._engine)
@@ -193,7 +193,7 @@ class Federation:
         return {"privacy": self._ledger.after((each, self.participants(each)) for each in range(round + 1))}
 
     def participants(self, round: int) -> list[str]:
-        """Who takes part in a round, in canonical order; the draw depends on seed and round only."""
+        """Participants of a round, in canonical order; the draw depends on seed and round only."""
         clients = list(self.context.partition.clients)
         wanted = self._policy.participants_of(len(clients))
         if wanted == len(clients):
@@ -243,7 +243,7 @@ class Federation:
         return [participants[start : start + size] for start in range(0, len(participants), size)]
 
     def _jobs(self, round: int, groups: list[list[str]], messages: dict[str, Message]) -> list[tuple[Job, Message]]:
-        """A job for each group whose single uploads nobody looks at here, and one for each client of the others."""
+        """One job per group where only the sum of its uploads is needed, else one per client."""
         looked_at = self._policy.keep_messages or self._makes_ensemble(round) or self.context.guard.quantise is not None
         apart = len(groups) == 1 or looked_at or not self._engine.trains_groups
         jobs: list[tuple[Job, Message]] = []
@@ -330,7 +330,7 @@ class Federation:
 
 @dataclass
 class _Exchange:
-    """What one round of sending and receiving amounts to."""
+    """Uploads, bytes, losses and events of one round."""
 
     tally: Tally | SecureTally
     up: Bytes = field(default_factory=Bytes)

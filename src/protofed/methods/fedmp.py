@@ -164,7 +164,7 @@ class FedMP(Method[FedMPUpload]):
         return self.room(at.down.U.rows, at)
 
     def traffic(self, at: At) -> FeatureTraffic:
-        """Embeddings go both ways; without SFMC nobody is sent any."""
+        """Embeddings go both ways; without SFMC clients receive none."""
         return FeatureTraffic(self.quota(at), self.download_per_client if self.sfmc else 0)
 
     def loss(self, net: Net, x: Tensor, y: Tensor, at: At) -> tuple[Terms, Notes]:
@@ -267,7 +267,7 @@ class FewShotFedMP(FedMP):
         return float(at.size) if self.ensemble_weights == "size" else 1.0
 
     def quota(self, at: At) -> int:
-        """Nobody will use embeddings that come with the final models."""
+        """Embeddings sent with the final models would not be used."""
         return 0 if at.round == at.rounds - 1 else super().quota(at)
 
 

@@ -139,7 +139,7 @@ def _refuse_oversized(path: Path) -> None:
 
 
 def _is_plain(value: object) -> bool:
-    """Whether this is a floating-point tensor with its numbers at hand: neither sparse nor without storage."""
+    """Whether this is a floating-point tensor that holds its values: neither sparse nor without storage."""
     return (
         isinstance(value, Tensor) and value.is_floating_point() and value.layout is torch.strided and not value.is_meta
     )

@@ -61,7 +61,7 @@ class NormBound(Robust):
     factor: float
 
     def combine(self, values: Sequence[Pieces]) -> Pieces:
-        """Draw in whoever is too far out, then average."""
+        """Scale down values that are too far out, then average."""
         centre = MEDIAN.combine(values)
         away = [
             [

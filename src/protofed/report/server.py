@@ -43,7 +43,7 @@ class LiveReport:
         return {holder for holder in holders if holder is not None}
 
     def stop(self) -> int:
-        """Ask everybody who is at work to stop; how many were asked."""
+        """Ask all running processes to stop; returns how many."""
         holders = {holder.answers: holder for holder in self.lock_holders()}
         for holder in holders.values():
             holder.stop()
@@ -56,7 +56,7 @@ class LiveReport:
             return _NOTHING_YET.format(f"Nothing to show yet: {error}").encode()
 
     def _state(self) -> str:
-        """Changes with every file that the page is made of, and when somebody starts or stops working."""
+        """Changes with every file that the page is made of, and when a process starts or stops."""
         digest = blake2b(digest_size=8)
         for path in self._files():
             try:

@@ -64,7 +64,7 @@ VIEWS = Augment.parse("resized_crop=0.7,flip,jitter=0.1")
 
 @dataclass(frozen=True)
 class Assembly:
-    """A federation that could start now, and what there is to say about it."""
+    """A federation that is ready to start, with its warnings."""
 
     options: Options
     network: Network
@@ -159,7 +159,7 @@ class ClientSideRecipe:
 
 
 def assemble(options: Options, clients_folder: Path, dataset: Dataset | None = None) -> Assembly:
-    """Load, deal out, build and rehearse. Where the images are elsewhere, `dataset` stands in for them."""
+    """Load, partition, build and rehearse. `dataset` replaces images that are not on this machine."""
     method = _method(options)
     device = _device(options.device)
     dealt = dealing_of_preset(type(method), options.preset, options.protocol)
@@ -218,7 +218,7 @@ def reopened_options(config: Mapping[str, Any]) -> Options:
 
 
 def reassemble(config: Mapping[str, Any], folder: Path) -> Assembly:
-    """The federation of a run folder as its run.json describes it, without its images: to use what came of it.
+    """The federation of a run folder as its run.json describes it, without its images: to use its results.
 
     Weights are the initial ones. Images are black, and as many of each class with each client as there were.
     """
@@ -269,7 +269,7 @@ def _assembled(
     validation: float,
     device: torch.device,
 ) -> Assembly:
-    """Build and rehearse on data that is dealt out."""
+    """Build and rehearse on partitioned data."""
     bases, report = build_networks(network, options, dataset.image_shape, len(dataset.classes), type(method))
     context = RunContext(
         method=method,
@@ -325,7 +325,7 @@ def _built(options: Options, method: Method, base: Split, at: At) -> Split:
 
 
 def _own_plan(options: Options, context: RunContext) -> list[str]:
-    """A warning where the method trains by a plan of its own."""
+    """A warning where the method trains by its own plan."""
     if context.plan.epochs == options.training_plan().epochs:
         return []
     epochs = ",".join(map(str, context.plan.epochs))

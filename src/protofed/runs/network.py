@@ -40,7 +40,7 @@ _DEFAULT_VIEWS = 4
 
 @dataclass(frozen=True)
 class Network:
-    """What was chosen, by the user or for him."""
+    """The network of a run, as the user or the defaults chose it."""
 
     names: tuple[str, ...]
     weights: str
@@ -64,7 +64,7 @@ class Network:
 
 
 def network_of(config: Mapping[str, Any]) -> Network:
-    """The network of a run that has happened."""
+    """The network of a finished run."""
     model = config["model"]
     start = model.get("start") or {"from": "none", "train": "all"}
     weights = start["from"] if start["from"] == "imagenet" else "none"
@@ -72,7 +72,7 @@ def network_of(config: Mapping[str, Any]) -> Network:
 
 
 def choose_network(options: Options, shape: ImageShape, method: type[Method]) -> Network:
-    """What the user asked for, completed by what fits his images."""
+    """The user's choice, completed by defaults that fit the images."""
     side = min(shape[1:])
     names = (options.model or (PRETRAINED_NETWORK if side >= _PHOTOGRAPH else SMALL_NETWORK)).split(",")
     weights = _choose_weights(options, names)
@@ -148,7 +148,7 @@ def build_networks(
 
 
 def freeze_untouched(model: Split, method: Method) -> Split:
-    """Stages of a pretrained network that a method neither trains nor sends are the same for everybody."""
+    """Stages of a pretrained network that a method neither trains nor sends are the same for all clients."""
     touched = method.shares.names(model).union(*(step.trains.names(model) for step in method.steps))
     untouched = tuple(
         name for name, stage in model.stages().items() if not any(f"{name}.{key}" in touched for key in tensors(stage))

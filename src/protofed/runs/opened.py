@@ -1,4 +1,4 @@
-"""The one loader of run folders, for whoever uses a run after it was made.
+"""The one loader of run folders, for everything that uses a finished run.
 
 `Run` reads what a run says about itself: configuration, rounds, summary, final model and prototypes. It also follows a
 run that is going on. `CachedRun` reads each of these files once. `OpenRun` assembles the federation again and gives
@@ -30,7 +30,7 @@ from protofed.records import ClassTable, Features, Record, decode, decode_file
 from protofed.runs.assembly import assemble, reassemble, reopened_options
 
 GLOBAL = "global"
-"""In the place of a client's name: the server's model."""
+"""Instead of a client's name: the server's model."""
 
 _CONFIG, _SUMMARY = "run.json", "summary.json"
 _MODEL, _PROTOTYPES, _BROADCAST = "model.safetensors", "prototypes.safetensors", "broadcast.safetensors"
@@ -61,7 +61,7 @@ class Run:
 
     @property
     def begun(self) -> bool:
-        """Whether it has written what it is."""
+        """Whether run.json is written."""
         return (self.path / _CONFIG).exists()
 
     @property
@@ -198,7 +198,7 @@ class OpenRun:
 
     @property
     def has_global(self) -> bool:
-        """Whether there is a server's model to ask."""
+        """Whether the run has a global model."""
         return (self._place / _MODEL).exists()
 
     def model_of(self, client: str) -> tuple[Net, At]:
@@ -243,13 +243,13 @@ class OpenRun:
         return None if tensors is None else ClassTable(**tensors)
 
     def sources_of(self, client: str, like: Tensor) -> Sources | None:
-        """What the client's projection found, for part prototypes such as `like`; None where there was none."""
+        """The result of the client's projection, for part prototypes such as `like`; None where there was none."""
         none = torch.zeros(0, dtype=torch.int64)
         blank = torch.zeros(0, *self.context.dataset.image_shape, dtype=torch.uint8)
         return self._store.sources(client, Sources(like, none, none, none, blank))
 
     def broadcast(self) -> bytes:
-        """The message that the server would send to everybody next, as it was written."""
+        """The message that the server would send to all clients next, as it was written."""
         return (self._place / _BROADCAST).read_bytes()
 
     def received_by(self, client: str) -> Record:

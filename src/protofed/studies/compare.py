@@ -187,7 +187,7 @@ def _settings_of(label: str, settings: Mapping[str, str], known: Mapping[str, se
 
 
 def _owner(key: str, labels: Iterable[str]) -> str | None:
-    """The method that METHOD.KEY names; a label such as file.py:Class has dots of its own."""
+    """The method that METHOD.KEY names; a label such as file.py:Class also has dots."""
     return max((label for label in labels if key.startswith(f"{label}.")), key=len, default=None)
 
 

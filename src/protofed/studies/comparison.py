@@ -1,4 +1,4 @@
-"""What a comparison found: comparison.json from the runs that are complete, and tables of it."""
+"""Results of a comparison: comparison.json from the runs that are complete, and tables of it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -108,7 +108,7 @@ class Comparison:
         return [f"{entry['method']}, seed {entry['seed']}: {entry['reason']}" for entry in self.content["missing"]]
 
     def views(self) -> tuple[View, ...]:
-        """Those that say something of their own: with global models and a client per domain both are the same."""
+        """The views that differ: with global models and a client per domain both are the same."""
         methods = self.content["methods"].values()
         same = all(
             entry["kind"] == "global"

@@ -72,7 +72,7 @@ class _RangeAxis:
     integer: bool
 
     def values_to_validate(self) -> tuple[str, ...]:
-        """Where both ends are valid, what lies between is."""
+        """An interval is valid if both ends are."""
         return self._rounded(self.low), self._rounded(self.high)
 
     def sample(self, seed: int, index: int) -> str:
@@ -89,7 +89,7 @@ class _RangeAxis:
         return f"{self.low:g}..{self.high:g}{':log' if self.log else ''}{':int' if self.integer else ''}"
 
     def _rounded(self, value: float) -> str:
-        """Four digits: nobody wants to type more, and the search does not need them."""
+        """Four digits are enough for a search, and easy to type."""
         return str(round(value)) if self.integer else f"{value:.4g}"
 
 

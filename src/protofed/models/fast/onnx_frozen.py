@@ -30,7 +30,7 @@ TOLERANCE = 1e-4
 
 _OPSET, _IR_VERSION = 18, 9
 _PIXELS = 2 * 224**2
-"""At a time: with more, what a layer leaves to the next no longer lies in the cache."""
+"""At a time: with more, the output of a layer no longer fits into the cache."""
 _TRIAL = 2
 """Images on which both are compared."""
 
@@ -94,7 +94,7 @@ class OnnxExtractor:
         options.intra_op_num_threads = self._threads
         options.inter_op_num_threads = 1
         options.log_severity_level = 3
-        # Threads that wait by spinning take the core from whoever else works on this machine.
+        # Threads that spin while waiting take the core from other processes.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         return onnxruntime.InferenceSession(self._graph, options, providers=["CPUExecutionProvider"])
 
@@ -132,7 +132,7 @@ def frozen_extractor(stages: Iterable[nn.Module], image_shape: ImageShape, threa
         x = torch.randn(_TRIAL, *image_shape, generator=torch.Generator().manual_seed(0))
         expected = reference.features(x)
         difference = (fast.features(x) - expected).abs().max() / expected.abs().max().clamp(min=1)
-    except Exception as error:  # a plugin's stage may hold anything, and ONNX Runtime refuses in ways of its own
+    except Exception as error:  # a plugin's stage may hold anything, and ONNX Runtime refuses in its own ways
         log.warning(
             "frozen stages run on torch, which is slower: they cannot be written as onnx (%s)",
             str(error).strip().partition("\n")[0],

@@ -66,7 +66,7 @@ class TrainedTable:
         views: Mapping[View, Mapping[str, ReproducedView]],
         folder: Path,
     ) -> ReproducedMethod:
-        """One row, whose runs lie in the folder of the table."""
+        """One row, whose runs are in the folder of the table."""
         view = self._view_of(row, views)
         summaries = [run.summary for run in _all_runs(runs)]
         return {
