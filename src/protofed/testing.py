@@ -113,7 +113,7 @@ def results_of(path: str | Path) -> dict[str, Any]:
 def _check_description(method: type[Method], settings: Mapping[str, object]) -> None:
     """It can be made without settings, and describes itself."""
     name = method.__name__
-    with _saying(f"{name} cannot be made with its defaults"):
+    with _checking(f"{name} cannot be made with its defaults"):
         method()
     # A dataclass without a docstring is given its signature for one.
     explained = not (method.__doc__ or f"{name}(").startswith(f"{name}(")
@@ -121,12 +121,12 @@ def _check_description(method: type[Method], settings: Mapping[str, object]) -> 
     assert method.paper, f"{name} does not say where it comes from; set `paper` (or say that it is new)"
     for knob in knobs(method):
         assert knob.description, f"{name}.{knob.name} has no description; write knob(default, 'what it does')"
-        with _saying(f"the default of {name}.{knob.name} is not a value that it takes"):
+        with _checking(f"the default of {name}.{knob.name} is not a value that it takes"):
             make_method(method, {knob.name: knob.default})
     for preset in method.presets:
-        with _saying(f"the preset {preset} of {name} cannot be used"):
+        with _checking(f"the preset {preset} of {name} cannot be used"):
             make_method(method, {}, preset)
-    with _saying(f"{name} does not take these settings"):
+    with _checking(f"{name} does not take these settings"):
         make_method(method, {key: value for key, value in settings.items() if "." not in key})
 
 
@@ -154,7 +154,7 @@ class _Trial:
         data = toy_data(self.folder / "data", absent={"a": [3], "b": [0, 1]})
         recording = _Recording()
         spy = _spy(self.method, recording)
-        with _saying(f"{self.method.__name__} fails in an ordinary federation"), registered(spy) as name:
+        with _checking(f"{self.method.__name__} fails in an ordinary federation"), registered(spy) as name:
             folder = RunFolder(self.folder / "exchange")
             options = {**self._defaults(), **self.options, "engine": "loop", "method": name, "data": data}
             assembly = assemble(make_options(options), folder.clients)
@@ -196,7 +196,7 @@ class _Trial:
     def check_repetition_and_resume(self) -> None:
         """The same seed gives the same bits, also when the run is stopped and resumed."""
         data = str(self.folder / "data")
-        with _saying(f"{self.method.__name__} fails when it is stopped and resumed"):
+        with _checking(f"{self.method.__name__} fails when it is stopped and resumed"):
             straight = self._run("straight", data)
             with suppress(_Stop), registered(self.method) as name:
                 self._start("stopped", data, name, callbacks=[_StopAfterFirstRound()])
@@ -218,7 +218,7 @@ class _Trial:
             ("when clients sit rounds out", {}, {"participation": 0.5, "rounds": 3}),
         ):
             name = what.replace(" ", "-")
-            with _saying(f"{self.method.__name__} fails {what}"):
+            with _checking(f"{self.method.__name__} fails {what}"):
                 records = self._run(name, toy_data(self.folder / f"data-{name}", **options), **extra).rounds
             self._refuse_trouble(records, what)
 
@@ -282,7 +282,7 @@ class _Recorder:
 def _spy(method: type[Method], recording: _Recording) -> type[Method]:
     """The same method, whose hooks note what they are given."""
 
-    def watched(name: str) -> Any:
+    def recorded(name: str) -> Any:
         original = getattr(method, name)
 
         def loss(self: Any, net: Any, x: Tensor, y: Tensor, at: Any) -> Any:
@@ -303,7 +303,7 @@ def _spy(method: type[Method], recording: _Recording) -> type[Method]:
             recording.aggregations.append((server, at, result))
         return result
 
-    losses = {step.loss: watched(step.loss) for step in method().steps}
+    losses = {step.loss: recorded(step.loss) for step in method().steps}
     about = {"__doc__": method.__doc__, "__module__": method.__module__}
     return type(method.__name__, (method,), {**losses, "upload": upload, "aggregate": aggregate, **about})
 
@@ -345,7 +345,7 @@ def _differing(one: Path, other: Path) -> list[str]:
 
 
 @contextmanager
-def _saying(what: str) -> Iterator[None]:
+def _checking(what: str) -> Iterator[None]:
     """Turns an error inside into a failed check with this text."""
     try:
         yield

@@ -192,7 +192,7 @@ class ClientSide:
     def _open(self, message: Message, like: Record, sender: str) -> Any:
         """The record in a message, decoded once for all clients that receive the same bytes."""
         if self._received is None or self._received[0] is not message:
-            self._received = (message, self._here(decode(message.blob, like, sender)))
+            self._received = (message, self._to_device(decode(message.blob, like, sender)))
         return self._received[1]
 
     def _enter(self, client: str, round: int, down: Any | None) -> tuple[Net, ClientState]:
@@ -203,13 +203,13 @@ class ClientSide:
         replaced = down is not None and loads == everything and not _remembers(fresh)
         # A model that the broadcast replaces entirely need not be read.
         state = fresh if replaced else self._store.read(client, round, fresh) or fresh
-        state = self._here(state)
+        state = self._to_device(state)
         net.load(state.model)
         if down is not None and loads != nothing:
             net.load(down.weights, loads)
         return net, state
 
-    def _here(self, record: R) -> R:
+    def _to_device(self, record: R) -> R:
         """The record on the device clients compute on; messages and states at rest are on the CPU."""
         device = self._context.device
         return record if device.type == "cpu" else map_tensors(record, lambda tensor: to_device(tensor, device))

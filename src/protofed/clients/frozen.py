@@ -182,7 +182,7 @@ class FrozenStages:
         self._threads = threads
 
     @cached_property
-    def _as_they_were(self) -> dict[str, Tensor]:
+    def _initial_tensors(self) -> dict[str, Tensor]:
         prefixes = tuple(f"{name}." for name in self._part.stages)
         return {
             name: tensor.detach().to(self._context.device)
@@ -202,7 +202,7 @@ class FrozenStages:
     def install(self) -> None:
         """Let the net skip its frozen stages, if they are as they were in the beginning."""
         own = tensors(self._net.model)
-        same = all(torch.equal(own[name], tensor) for name, tensor in self._as_they_were.items())
+        same = all(torch.equal(own[name], tensor) for name, tensor in self._initial_tensors.items())
         self._net.shortcut = self._shortcut if same else None
 
     def _lookup(self, x: Tensor) -> Tensor | None:

@@ -86,13 +86,13 @@ class LocalOptimizer:
         other._kept = {slot: [part(tensor) for tensor in tensors] for slot, tensors in self._kept.items()}
         return other
 
-    def count_as(self, other: "LocalOptimizer") -> None:
-        """Have taken as many steps as another."""
+    def copy_counters(self, other: "LocalOptimizer") -> None:
+        """Take over the step counts of another."""
         for counter in self.counters:
             setattr(self, counter, getattr(other, counter))
 
-    def take_back(self, clients: Tensor, part: "LocalOptimizer") -> None:
-        """Put what `part` keeps of some clients into the stacks of all."""
+    def write_back(self, clients: Tensor, part: "LocalOptimizer") -> None:
+        """Write the state of some clients back into the stacks of all."""
         for slot, tensors in self._kept.items():
             for tensor, rows in zip(tensors, part._kept[slot], strict=True):
                 tensor.index_copy_(0, clients, rows)

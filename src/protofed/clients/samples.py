@@ -93,7 +93,7 @@ class ClientSamples:
     """Batches of normalised images: clean ones in order, or shuffled and augmented ones for an epoch of training.
 
     With `views` every image has that many looks that never change: the first is the image as it is, the others are
-    augmented, each by the image's own chance. An epoch of training then takes one of them of each image. Rows count
+    augmented by a generator keyed by the image. An epoch of training then takes one of them of each image. Rows count
     through the images of the first view, then of the second, and so on.
     """
 
@@ -163,24 +163,24 @@ class ClientSamples:
         content = blake2b(image.cpu().contiguous().numpy().tobytes(), digest_size=8).hexdigest()
         return self._augment(image[None], generator(view, "view", content))[0]
 
-    def epoch(self, size: int, order: torch.Generator, chance: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-        """Every sample once, shuffled by `order` and augmented by `chance`.
+    def epoch(self, size: int, order: torch.Generator, rng: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+        """Every sample once, shuffled by `order` and augmented by `rng`.
 
         Balanced: as many samples, drawn with replacement so that every class is equally likely.
         """
         for indices in torch.split(self._shuffled(order).to(self.y.device), size):
-            yield self._training_batch(indices, chance)
+            yield self._training_batch(indices, rng)
 
-    def drawn(self, indices: Tensor, chance: torch.Generator) -> tuple[Tensor, Tensor]:
-        """The chosen samples, augmented by `chance`."""
-        return self._training_batch(indices.to(self.y.device), chance)
+    def drawn(self, indices: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+        """The samples at these indices, augmented by `rng`."""
+        return self._training_batch(indices.to(self.y.device), rng)
 
-    def _training_batch(self, indices: Tensor, chance: torch.Generator) -> tuple[Tensor, Tensor]:
+    def _training_batch(self, indices: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
         if self._views > 1:
-            views = torch.randint(self._views, (len(indices),), generator=chance).to(indices.device)
+            views = torch.randint(self._views, (len(indices),), generator=rng).to(indices.device)
             return self._batch(views * len(self) + indices, self.render), self.y[indices]
         if self._augment:
-            return self._normalise(self._augment(self._pixels[indices], chance), self._dtype), self.y[indices]
+            return self._normalise(self._augment(self._pixels[indices], rng), self._dtype), self.y[indices]
         return self._batch(indices, self._unchanging), self.y[indices]
 
     def _unchanging(self, indices: Tensor) -> Tensor:

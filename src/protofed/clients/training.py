@@ -43,7 +43,7 @@ class TrainingResult:
 
 @dataclass(frozen=True)
 class Batch:
-    """One batch, this batch's chance, and whether notes are kept of it."""
+    """One batch, its random draw, and whether notes are kept of it."""
 
     x: Tensor
     y: Tensor
@@ -149,9 +149,9 @@ def _train_privately(
     private: PrivateGradients,
 ) -> TrainingResult:
     """As many steps as an ordinary round, each on samples drawn anew. A step that draws no sample still adds noise."""
-    chance = at.rng("augment")
+    rng = at.rng("augment")
     for _ in range(private.steps):
-        x, y = samples.drawn(private.draw(len(samples)), chance)
+        x, y = samples.drawn(private.draw(len(samples)), rng)
         for step, optimizer in zip(method.steps, optimizers, strict=True):
             optimizer.follow(private.of(method, step, net, x, y, at))
     return TrainingResult(
@@ -172,12 +172,12 @@ def _total(batch_means: list[tuple[Tensor, int]]) -> float:
 
 def _batches(method: Method, samples: ClientSamples, at: At) -> Iterator[tuple[int, Tensor, Tensor]]:
     """The batches of this round, each with its epoch."""
-    order, chance = at.rng("order"), at.rng("augment")
+    order, rng = at.rng("order"), at.rng("augment")
     amount = at.plan.epochs[at.round]
     every = (
         (epoch, x, y)
         for epoch in range(amount)
-        for x, y in samples.epoch(at.plan.batch, order, chance)
+        for x, y in samples.epoch(at.plan.batch, order, rng)
         if len(y) > 1 or not method.drop_singleton_batch
     )
     # An epoch has at least one batch, so as many epochs as steps are enough for the steps.

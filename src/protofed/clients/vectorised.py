@@ -72,9 +72,9 @@ def train_stacked(
             part = stack if complete else stack.take(torch.tensor(members, device=stack.device))
             part.step([clients[position] for position in members], precision)
             if not complete:
-                stack.take_back(members, part)
+                stack.write_back(members, part)
             last = part
-        stack.count_as(last)
+        stack.copy_counters(last)
 
 
 @dataclass
@@ -236,19 +236,19 @@ class _Stack:
             [self.generators[client] for client in clients.tolist()],
         )
 
-    def take_back(self, members: Sequence[int], part: "_Stack") -> None:
+    def write_back(self, members: Sequence[int], part: "_Stack") -> None:
         """Put clients that stepped apart back in their places."""
         clients = torch.tensor(members, device=self.device)
         for mine, theirs in ((self.trained, part.trained), (self.stats, part.stats)):
             for name, tensor in mine.items():
                 tensor.detach().index_copy_(0, clients, theirs[name].detach())
         for optimizer, partial in zip(self.optimizers, part.optimizers, strict=True):
-            optimizer.take_back(clients, partial)
+            optimizer.write_back(clients, partial)
 
-    def count_as(self, other: "_Stack") -> None:
+    def copy_counters(self, other: "_Stack") -> None:
         """Take over the step counts of the optimisers: all clients still training have done equally many."""
         for optimizer, partial in zip(self.optimizers, other.optimizers, strict=True):
-            optimizer.count_as(partial)
+            optimizer.copy_counters(partial)
 
     def part_of(self, position: int, log: TrainingLog) -> tuple[Weights, TrainingResult]:
         """One client's weights and training result."""

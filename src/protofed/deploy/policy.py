@@ -59,7 +59,7 @@ class Policy(BaseModel):
         if not parse_guard(guard).at_least(parse_guard(self.guard)):
             raise Refused(f"its policy asks for the guard {self.guard}; the run has {guard or 'none'}")
 
-    def let_out(self, size: int) -> None:
+    def check_size(self, size: int) -> None:
         """Refuse to send a message that is too large."""
         if self.message_bytes is not None and size > self.message_bytes:
             raise Refused(f"its policy lets out {self.message_bytes} bytes at most, the message has {size}")

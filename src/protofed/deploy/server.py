@@ -99,7 +99,7 @@ class _Server:
         self._folder, self._accepted = folder, accepted
         self._engine = SitesEngine(grid, link.admit_members(), accepted, limits.round_timeout)
         self._identity = uuid.uuid4().hex
-        self._turned_away: set[str] = set()
+        self._refused_sites: set[str] = set()
 
     def run(self, resume: bool, callbacks: list[Any]) -> Run:
         census = self._census(resume)
@@ -232,7 +232,7 @@ class _Server:
         self._refuse_too_few_members()
         assert self._engine.terms is not None
         census = self._engine.terms.census
-        late = [name for name in self._engine.nodes if name not in census.sites and name not in self._turned_away]
+        late = [name for name in self._engine.nodes if name not in census.sites and name not in self._refused_sites]
         if not late:
             return
         for name, hello in self._ask_hello(late).items():
@@ -243,7 +243,7 @@ class _Server:
                 federation.admit(assembly.prepared)
             except (UserError, BadMessage) as problem:
                 self._engine.terms = before
-                self._turned_away.add(name)
+                self._refused_sites.add(name)
                 reason = (
                     str(problem) if isinstance(problem, UserError) else "the method's clients are fixed from the start"
                 )

@@ -41,8 +41,8 @@ class Column:
     @property
     def strength(self) -> float:
         """How much the prototype's place says, beside that of the client's loudest one."""
-        loudest = max(abs(each.lift) for each in self.explanation.evidence)
-        return abs(self.evidence.lift) / loudest if loudest > 0 else 0.0
+        strongest = max(abs(each.lift) for each in self.explanation.evidence)
+        return abs(self.evidence.lift) / strongest if strongest > 0 else 0.0
 
 
 def overlay(image: Pixels, evidence: Evidence, strength: float = 1.0) -> Pixels:

@@ -213,7 +213,7 @@ class Federation:
         jobs = self._jobs(round, groups, messages)
         ends = {group[-1] for group in groups[:-1]}
         for job, result in in_order(self._engine.perform(jobs), [job for job, _ in jobs], self.folder.path):
-            for client, failure in self._take_in(exchange, job, result).items():
+            for client, failure in self._receive(exchange, job, result).items():
                 self.folder.store.withdraw(client, round)
                 exchange.left_out(client, failure)
             if isinstance(job, Train) and job.client in ends:
@@ -244,8 +244,10 @@ class Federation:
 
     def _jobs(self, round: int, groups: list[list[str]], messages: dict[str, Message]) -> list[tuple[Job, Message]]:
         """One job per group where only the sum of its uploads is needed, else one per client."""
-        looked_at = self._policy.keep_messages or self._makes_ensemble(round) or self.context.guard.quantise is not None
-        apart = len(groups) == 1 or looked_at or not self._engine.trains_groups
+        needed_singly = (
+            self._policy.keep_messages or self._makes_ensemble(round) or self.context.guard.quantise is not None
+        )
+        apart = len(groups) == 1 or needed_singly or not self._engine.trains_groups
         jobs: list[tuple[Job, Message]] = []
         for group in groups:
             if apart or len({id(messages[client]) for client in group}) > 1:
@@ -264,19 +266,19 @@ class Federation:
             return SecureTally(participants, self.context.sizes, self._prepared.templates.upload, guard.secure_range)
         return Tally(self.context.robust)
 
-    def _take_in(self, exchange: "_Exchange", job: Job, result: Result) -> dict[str, Failed]:
+    def _receive(self, exchange: "_Exchange", job: Job, result: Result) -> dict[str, Failed]:
         """Fold in what a job gave; the clients whose uploads cannot be used, and why."""
         if isinstance(job, TrainGroup):
             if isinstance(result, TrainedGroup):
-                return self._take_in_group(exchange, job, result)
+                return self._receive_group(exchange, job, result)
             assert isinstance(result, Failed)
             return dict.fromkeys(job.clients, result)
         assert isinstance(job, Train)
-        failure = self._take_in_one(exchange, job, result) if isinstance(result, Trained) else result
+        failure = self._receive_one(exchange, job, result) if isinstance(result, Trained) else result
         assert failure is None or isinstance(failure, Failed)
         return {} if failure is None else {job.client: failure}
 
-    def _take_in_group(self, exchange: "_Exchange", job: TrainGroup, result: TrainedGroup) -> dict[str, Failed]:
+    def _receive_group(self, exchange: "_Exchange", job: TrainGroup, result: TrainedGroup) -> dict[str, Failed]:
         each = dict(zip(job.clients, result.each, strict=True))
         trained = {client: one for client, one in each.items() if isinstance(one, Trained)}
         if trained:
@@ -288,7 +290,7 @@ class Federation:
             exchange.add_loss(one)
         return {client: one for client, one in each.items() if isinstance(one, Failed)}
 
-    def _take_in_one(self, exchange: "_Exchange", job: Train, result: Trained) -> Failed | None:
+    def _receive_one(self, exchange: "_Exchange", job: Train, result: Trained) -> Failed | None:
         """Fold one upload in, or say why it cannot be used."""
         if not self.context.method.pools_data:
             exchange.up += result.size

@@ -63,19 +63,19 @@ class NormBound(Robust):
     def combine(self, values: Sequence[Pieces]) -> Pieces:
         """Scale down values that are too far out, then average."""
         centre = MEDIAN.combine(values)
-        away = [
+        deviations = [
             [
                 None if piece is None or middle is None else piece.double() - middle
                 for piece, middle in zip(own, centre, strict=True)
             ]
             for own in values
         ]
-        norms = torch.stack([_norm(own) for own in away])
+        norms = torch.stack([_norm(own) for own in deviations])
         # With an even number of clients torch's median is the lower one: the cautious side.
         shrink = (self.factor * norms.median() / norms.clamp(min=1e-300)).clamp(max=1.0)
         drawn_in = [
             [None if piece is None else piece * factor for piece in own]
-            for own, factor in zip(away, shrink, strict=True)
+            for own, factor in zip(deviations, shrink, strict=True)
         ]
         return [
             None if middle is None or moved is None else middle + moved.mean(0)

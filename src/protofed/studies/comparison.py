@@ -242,15 +242,15 @@ def _compared_views(
         seeds = [seed for seed, summary in summaries.items() if summary["accuracy"][view] is not None]
         if not seeds:
             return None
-        courses = [Convergence.of(records[seed], view) for seed in seeds]
+        histories = [Convergence.of(records[seed], view) for seed in seeds]
         domain_of = domains_of_clients(runs[seeds[0]]) if view == "personal" else {}
         return {
             **accuracy_over_seeds([summaries[seed]["accuracy"][view] for seed in seeds], domain_of),
             "test": tests[view],
-            "rounds_to_target": partial_spread([each.rounds_to(targets[view]) for each in courses]),
-            "bytes_to_target": partial_spread([each.bytes_to(targets[view]) for each in courses]),
-            "convergence_round": partial_spread([each.convergence_round() for each in courses]),
-            "fluctuation": partial_spread([each.fluctuation() for each in courses]),
+            "rounds_to_target": partial_spread([each.rounds_to(targets[view]) for each in histories]),
+            "bytes_to_target": partial_spread([each.bytes_to(targets[view]) for each in histories]),
+            "convergence_round": partial_spread([each.convergence_round() for each in histories]),
+            "fluctuation": partial_spread([each.fluctuation() for each in histories]),
         }
 
     return {view: compared(view) for view in VIEWS}
