@@ -15,7 +15,7 @@ MODULES = {
     "protofed.models": "Networks",
     "protofed.data": "Images",
     "protofed.testing": "Checks for methods of your own",
-    "protofed.inference": "Using what came of a run",
+    "protofed.inference": "Using a finished run",
     "protofed.report": "The report page",
 }
 PAGE = Path(__file__).with_name("api.md")

@@ -38,8 +38,8 @@ Notes = dict[str, Tensor]
 """Per-sample values that a loss asks to keep, first dimension = batch."""
 
 
-def _unguarded(seen: Notes) -> Notes:
-    return seen
+def _unguarded(notes: Notes) -> Notes:
+    return notes
 
 
 def knob(description: str, *, default: Any, name: str | None = None) -> Any:
@@ -364,8 +364,8 @@ class Method(Generic[U]):
         if self.keeps_notes and at.notes:
             return at.guarded(at.notes)
         with torch.no_grad(), net.eval():
-            seen = [self.observe(net, x, y) for x, y in data.batches()]
-        return at.guarded({key: torch.cat([notes[key] for notes in seen]) for key in seen[0]})
+            observed = [self.observe(net, x, y) for x, y in data.batches()]
+        return at.guarded({key: torch.cat([notes[key] for notes in observed]) for key in observed[0]})
 
     def refreshed(self, new: P, old: P) -> P:
         """This round's prototypes, with those nobody sent kept from before or dropped."""

@@ -44,7 +44,7 @@ def one_thread() -> Iterator[None]:
 
 
 def die_with_parent() -> None:
-    """Ask the kernel to kill this process with its parent, so that a killed run leaves nobody writing."""
+    """Ask the kernel to kill this process with its parent, so that no worker outlives a killed run."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
 

@@ -111,9 +111,9 @@ def results_of(path: str | Path) -> dict[str, Any]:
 
 
 def _check_description(method: type[Method], settings: Mapping[str, object]) -> None:
-    """It can be made without settings, and a user is told what it is."""
+    """It can be made without settings, and describes itself."""
     name = method.__name__
-    with _saying(f"{name} cannot be made with its defaults"):
+    with _checking(f"{name} cannot be made with its defaults"):
         method()
     # A dataclass without a docstring is given its signature for one.
     explained = not (method.__doc__ or f"{name}(").startswith(f"{name}(")
@@ -121,12 +121,12 @@ def _check_description(method: type[Method], settings: Mapping[str, object]) -> 
     assert method.paper, f"{name} does not say where it comes from; set `paper` (or say that it is new)"
     for knob in knobs(method):
         assert knob.description, f"{name}.{knob.name} has no description; write knob(default, 'what it does')"
-        with _saying(f"the default of {name}.{knob.name} is not a value that it takes"):
+        with _checking(f"the default of {name}.{knob.name} is not a value that it takes"):
             make_method(method, {knob.name: knob.default})
     for preset in method.presets:
-        with _saying(f"the preset {preset} of {name} cannot be used"):
+        with _checking(f"the preset {preset} of {name} cannot be used"):
             make_method(method, {}, preset)
-    with _saying(f"{name} does not take these settings"):
+    with _checking(f"{name} does not take these settings"):
         make_method(method, {key: value for key, value in settings.items() if "." not in key})
 
 
@@ -152,17 +152,17 @@ class _Trial:
     def check_exchange(self) -> None:
         """Two rounds in which everything that is sent and seen is looked at."""
         data = toy_data(self.folder / "data", absent={"a": [3], "b": [0, 1]})
-        seen = _Seen()
-        spy = _spy(self.method, seen)
-        with _saying(f"{self.method.__name__} fails in an ordinary federation"), registered(spy) as name:
+        recording = _Recording()
+        spy = _spy(self.method, recording)
+        with _checking(f"{self.method.__name__} fails in an ordinary federation"), registered(spy) as name:
             folder = RunFolder(self.folder / "exchange")
             options = {**self._defaults(), **self.options, "engine": "loop", "method": name, "data": data}
             assembly = assemble(make_options(options), folder.clients)
             prepared = assembly.prepared
             context, templates = prepared.context, prepared.templates
-            engine = _Recorder(LoopEngine(prepared), seen)
+            engine = _Recorder(LoopEngine(prepared), recording)
             folder.create()
-            seen.inputs.clear()  # what the rehearsal showed was blank
+            recording.inputs.clear()  # what the rehearsal showed was blank
             federation = Federation(prepared, engine, folder, RoundPolicy())
             records = list(federation.rounds())
             folder.release()
@@ -170,33 +170,33 @@ class _Trial:
 
         normalised = context.dataset.normalise
         limit = normalised(torch.full((1, 1, 1, 1), _BRIGHTEST_TRAINING_PIXEL, dtype=torch.uint8), context.dtype)
-        brightest = max(float(x[:, 0, 0, 0].max()) for x in seen.inputs)
+        brightest = max(float(x[:, 0, 0, 0].max()) for x in recording.inputs)
         assert brightest < float(limit) + 1e-3, f"{self.method.__name__} was shown test data"
         pool = context.dataset.pooled_train().x
         images = torch.cat([forms.double().flatten(1) for forms in (pool, pool / 255, normalised(pool, context.dtype))])
-        for what, messages in (("broadcast", seen.broadcasts), ("upload", seen.uploads)):
+        for what, messages in (("broadcast", recording.broadcasts), ("upload", recording.uploads)):
             for (round, client), message in messages.items():
                 for leaf, tensor in load(message).items():
                     assert not _holds_a_row_of(tensor, images), (
                         f"the {what} of {client} in round {round + 1} holds a training image, in {leaf}"
                     )
-        for (_, client), message in seen.uploads.items():
+        for (_, client), message in recording.uploads.items():
             again = encode(decode(message, templates.upload, client), client)
             assert again.blob == message, f"the upload of {client} changes when it is decoded and encoded"
-        for server, at, result in seen.aggregations:
+        for server, at, result in recording.aggregations:
             blob = encode(result, "server").blob
             back = encode(decode(blob, templates.server, "server"), "server")
             assert back.blob == blob, "the server's state changes when it is stored and read"
             tally = Tally()
             for client in reversed(at.participants):
-                tally.add(client, decode(seen.uploads[at.round, client], templates.upload, client))
+                tally.add(client, decode(recording.uploads[at.round, client], templates.upload, client))
             difference = _difference(result, context.method.aggregate(server, tally.total(), at))
             assert not difference, f"aggregate depends on the order in which uploads arrive: {difference}"
 
     def check_repetition_and_resume(self) -> None:
         """The same seed gives the same bits, also when the run is stopped and resumed."""
         data = str(self.folder / "data")
-        with _saying(f"{self.method.__name__} fails when it is stopped and resumed"):
+        with _checking(f"{self.method.__name__} fails when it is stopped and resumed"):
             straight = self._run("straight", data)
             with suppress(_Stop), registered(self.method) as name:
                 self._start("stopped", data, name, callbacks=[_StopAfterFirstRound()])
@@ -218,7 +218,7 @@ class _Trial:
             ("when clients sit rounds out", {}, {"participation": 0.5, "rounds": 3}),
         ):
             name = what.replace(" ", "-")
-            with _saying(f"{self.method.__name__} fails {what}"):
+            with _checking(f"{self.method.__name__} fails {what}"):
                 records = self._run(name, toy_data(self.folder / f"data-{name}", **options), **extra).rounds
             self._refuse_trouble(records, what)
 
@@ -244,7 +244,7 @@ class _Trial:
 
 
 @dataclass
-class _Seen:
+class _Recording:
     """What a method was shown and what it sent."""
 
     inputs: list[Tensor] = field(default_factory=list)
@@ -261,32 +261,32 @@ class _Recorder:
     scattered = False
     trains_groups = False
 
-    def __init__(self, engine: LoopEngine, seen: _Seen) -> None:
+    def __init__(self, engine: LoopEngine, recording: _Recording) -> None:
         self._engine = engine
-        self._seen = seen
+        self._recording = recording
 
     def perform(self, jobs: Sequence[tuple[Job, Message]]) -> Iterator[tuple[Job, Result]]:
         """As the engine does."""
         for job, message in jobs:
             if isinstance(job, Train):
-                self._seen.broadcasts[job.round, job.client] = message.blob
+                self._recording.broadcasts[job.round, job.client] = message.blob
         for job, result in self._engine.perform(jobs):
             if isinstance(job, Train) and isinstance(result, Trained):
-                self._seen.uploads[job.round, job.client] = result.blob
+                self._recording.uploads[job.round, job.client] = result.blob
             yield job, result
 
     def close(self) -> None:
         """Nothing was started."""
 
 
-def _spy(method: type[Method], seen: _Seen) -> type[Method]:
+def _spy(method: type[Method], recording: _Recording) -> type[Method]:
     """The same method, whose hooks note what they are given."""
 
-    def watched(name: str) -> Any:
+    def recorded(name: str) -> Any:
         original = getattr(method, name)
 
         def loss(self: Any, net: Any, x: Tensor, y: Tensor, at: Any) -> Any:
-            seen.inputs.append(x)
+            recording.inputs.append(x)
             return original(self, net, x, y, at)
 
         return loss
@@ -294,22 +294,22 @@ def _spy(method: type[Method], seen: _Seen) -> type[Method]:
     def upload(self: Any, net: Any, data: Any, at: Any) -> Any:
         for samples in (data, data.validation):
             if samples is not None:
-                seen.inputs.extend(x for x, _ in samples.batches())
+                recording.inputs.extend(x for x, _ in samples.batches())
         return method.upload(self, net, data, at)
 
     def aggregate(self: Any, server: Any, total: Any, at: Any) -> Any:
         result = method.aggregate(self, server, total, at)
-        if not any(known is at for _, known, _ in seen.aggregations):
-            seen.aggregations.append((server, at, result))
+        if not any(known is at for _, known, _ in recording.aggregations):
+            recording.aggregations.append((server, at, result))
         return result
 
-    losses = {step.loss: watched(step.loss) for step in method().steps}
+    losses = {step.loss: recorded(step.loss) for step in method().steps}
     about = {"__doc__": method.__doc__, "__module__": method.__module__}
     return type(method.__name__, (method,), {**losses, "upload": upload, "aggregate": aggregate, **about})
 
 
 def _holds_a_row_of(tensor: Tensor, images: Tensor) -> bool:
-    """Whether an image lies in a tensor, row by row."""
+    """Whether a tensor contains an image, row by row."""
     if not tensor.numel() or tensor.numel() % images.shape[1]:
         return False
     rows = tensor.double().reshape(-1, 1, images.shape[1])
@@ -345,8 +345,8 @@ def _differing(one: Path, other: Path) -> list[str]:
 
 
 @contextmanager
-def _saying(what: str) -> Iterator[None]:
-    """Whatever goes wrong inside is a failed check, and the text says which."""
+def _checking(what: str) -> Iterator[None]:
+    """Turns an error inside into a failed check with this text."""
     try:
         yield
     except (_Stop, AssertionError):

@@ -44,7 +44,7 @@ def split_names(names: str | Iterable[str] | None) -> list[str] | None:
 
 @dataclass(frozen=True)
 class Table:
-    """A table under a title; its cells are texts, unless whoever shows it formats figures in its own way."""
+    """A table under a title; its cells are texts, or figures for an output that formats them itself."""
 
     title: str
     columns: Sequence[str]

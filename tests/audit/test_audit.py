@@ -204,7 +204,7 @@ def test_a_kept_message_can_be_read_by_anyone_with_the_template(tiny_run):
     from protofed.runs.options import make_options
 
     run = tiny_run("fedavg", keep_messages=True)
-    templates = assemble(make_options(run.options), run.path / "clients").templates
+    templates = assemble(make_options(run.options), run.path / "clients").prepared.templates
     blob = (run.path / "messages" / "round-2" / "a-0.safetensors").read_bytes()
     assert decode(blob, templates.upload, "a-0").weights.weight > 0
 

@@ -37,8 +37,8 @@ def test_an_ensemble_is_the_mean_of_its_members_probabilities(make_data, tiny_ru
     mean = 0
     for client in ("a-0", "b-0"):
         blob = (run.path / "clients" / f"{client}.safetensors").read_bytes()
-        state = decode(blob, parts.templates.clients[0], client)
-        package = encode(GlobalModel(state.model, parts.templates.down), client)
+        state = decode(blob, parts.prepared.templates.clients[0], client)
+        package = encode(GlobalModel(state.model, parts.prepared.templates.down), client)
         mean = mean + side.perform(Predict(1, "a", client), package).probabilities / 2
     correct = (mean.argmax(1) == parts.context.dataset.domains["a"].test.y.numpy()).mean()
     assert run.rounds[-1]["accuracy"]["global"]["a"] == pytest.approx(correct)

@@ -16,7 +16,7 @@ RESNET10 = 4_903_242
 def uploaded(make_data, method, model, classes, settings=None):
     data = make_data(["a"], classes=classes, train=8, test=classes, size=32, channels=3)
     options = make_options({"method": method, "data": data, "model": model, "set": settings or {}})
-    return encode(assemble(options, Path("unused")).templates.upload, "a-0").size
+    return encode(assemble(options, Path("unused")).prepared.templates.upload, "a-0").size
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from protofed.deploy import supernode
-from protofed.deploy.supernode import patiently, pause_after
+from protofed.deploy.supernode import pause_after, poll_until_message
 
 
 @pytest.mark.parametrize(("silence", "pause"), [(0.0, 0.1), (0.5, 0.1), (8.0, 0.8), (3600.0, 3.0)])
@@ -29,6 +29,6 @@ def test_it_looks_until_there_is_a_message(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(supernode.time, "monotonic", lambda: now)
     monkeypatch.setattr(supernode.time, "sleep", sleep)
-    assert patiently(look)(state="its own") == 7
+    assert poll_until_message(look)(state="its own") == 7
     assert len(looks) < 50
     assert all(later - earlier <= 0.1 * earlier + 0.11 for earlier, later in pairwise(looks))

@@ -1,4 +1,4 @@
-"""Clients that step together: equal to the loop up to rounding, in crews of any size, refused where they cannot."""
+"""Clients that step together: equal to the loop up to rounding, in groups of any size, refused where they cannot."""
 
 import logging
 from math import prod
@@ -70,21 +70,21 @@ def test_dropout_is_drawn_client_by_client(make_data: Any, tiny_run: Any, close_
     close_results(tiny_run("fedavg", **options), tiny_run("fedavg", engine="vmap", **options), 1e-9)
 
 
-def test_crews_are_as_large_as_memory_allows(tiny_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    crews: list[int] = []
+def test_groups_are_as_large_as_memory_allows(tiny_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    groups: list[int] = []
     original = vmap.train_stacked
 
-    def counting(method: Any, net: Any, crew: Any, precision: Any) -> Any:
-        crews.append(len(crew))
-        return original(method, net, crew, precision)
+    def counting(method: Any, net: Any, group: Any, precision: Any) -> Any:
+        groups.append(len(group))
+        return original(method, net, group, precision)
 
     monkeypatch.setattr(vmap, "train_stacked", counting)
     tiny_run("fedavg", engine="vmap", rounds=1, protocol="equal=2")
-    assert crews == [6]
-    crews.clear()
+    assert groups == [6]
+    groups.clear()
     monkeypatch.setattr(vmap, "_MEMORY", 0)
     tiny_run("fedavg", engine="vmap", rounds=1, protocol="equal=2")
-    assert crews == [1] * 6
+    assert groups == [1] * 6
 
 
 def test_several_architectures(tiny_run: Any, close_results: Any) -> None:
@@ -113,7 +113,7 @@ def test_a_method_that_looks_at_numbers_is_refused(tiny_run: Any) -> None:
         tiny_run(name, engine="vmap")
 
 
-def test_a_client_that_fails_in_a_crew_costs_only_itself(tiny_run: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_client_that_fails_in_a_group_costs_only_itself(tiny_run: Any, caplog: pytest.LogCaptureFixture) -> None:
     class Choosy(FedAvg):
         """Breaks in a later round, where the batch is that of domain c."""
 

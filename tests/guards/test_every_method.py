@@ -45,7 +45,7 @@ def assembled(method: str, data: str) -> Assembly:
 @pytest.mark.parametrize("method", [name for name in method_names() if name not in REFUSED])
 def test_what_did_not_change_passes_as_it_is(method: str, tiny_data: str) -> None:
     parts = assembled(method, tiny_data)
-    templates, context = parts.templates, parts.context
+    templates, context = parts.prepared.templates, parts.context
     at = replace(context.at(0, context.partition.clients[0]), down=templates.down)
     private = parts_of(privatise(context.guard, templates.upload, at))
     for name, item in parts_of(templates.upload).items():

@@ -62,7 +62,7 @@ def attack_client(victim: Victim, options: AttackOptions, extractor: Extractor, 
 
 
 class _ClientAttack:
-    """All attacks on one client; decoders are shared between what lies at the same stage."""
+    """All attacks on one client; targets at the same stage share a decoder."""
 
     def __init__(self, victim: Victim, options: AttackOptions, extractor: Extractor, results: AttackResults) -> None:
         self._victim = victim

@@ -73,9 +73,9 @@ def train_decoder(features: Tensor, images: Tensor, effort: Effort, seed: int, *
         decoder = Decoder(features, (channels, height, width))
     optimizer = torch.optim.Adam(decoder.parameters(), effort.lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, effort.steps)
-    chance = generator(seed, "audit batches", *keys)
+    rng = generator(seed, "audit batches", *keys)
     for _ in range(effort.steps):
-        pick = torch.randint(len(images), (min(effort.batch, 2 * len(images)),), generator=chance)
+        pick = torch.randint(len(images), (min(effort.batch, 2 * len(images)),), generator=rng)
         optimizer.zero_grad()
         F.mse_loss(decoder(features[pick]), images[pick]).backward()  # type: ignore[no-untyped-call]
         optimizer.step()

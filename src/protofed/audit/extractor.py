@@ -1,4 +1,4 @@
-"""Features for the Fréchet distance: Inception-v3 where its weights are at hand, else a small fixed network."""
+"""Features for the Fréchet distance: Inception-v3 if its weights are available, else a small fixed network."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

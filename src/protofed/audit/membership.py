@@ -81,6 +81,6 @@ def distances(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _share_below(scores: NDArray[np.float64], others: NDArray[np.float64]) -> NDArray[np.float64]:
-    """For each score the part of the sorted `others` that lies below it, ties counting half."""
+    """For each score the share of the sorted `others` below it, ties counting half."""
     left, right = (np.searchsorted(others, scores, side=side) for side in ("left", "right"))
     return np.asarray((left + right) / (2 * len(others)), dtype=np.float64)

@@ -96,9 +96,9 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         result = app(arguments, standalone_mode=False)
     except UserError as error:
-        return _complain(str(error))
+        return _print_error(str(error))
     except click.ClickException as error:
-        return _complain(error.format_message())
+        return _print_error(error.format_message())
     except (KeyboardInterrupt, click.Abort):
         return _stopped(130)
     except _Terminated:
@@ -128,6 +128,6 @@ def _stopped(code: int) -> int:
     return code
 
 
-def _complain(text: str) -> int:
+def _print_error(text: str) -> int:
     print(f"error: {' '.join(text.split())}", file=sys.stderr)
     return 2

@@ -15,7 +15,7 @@ from protofed.studies import Comparison, compare
 @takes_run_options(without=("method", "seed"))
 def compare_command(
     *,
-    given: dict[str, Any],
+    run_options: dict[str, Any],
     methods: Annotated[list[str], typer.Argument(help="names of methods, or ALL", autocompletion=completion.methods)],
     out: Annotated[str, typer.Option("--out", help="folder of the comparison; finished runs in it are not repeated")],
     seeds: Annotated[str, typer.Option("--seeds", help="for example 0,1,2")] = "0",
@@ -45,7 +45,7 @@ def compare_command(
             shard=shard,
             out=out,
             callbacks=followers(progress, quiet or as_json, tensorboard),
-            **given,
+            **run_options,
         )
     if as_json:
         print(json.dumps(result.content))

@@ -78,7 +78,7 @@ def revoke_command(
 )
 def server_command(
     *,
-    given: dict[str, Any],
+    run_options: dict[str, Any],
     method: Annotated[str | None, typer.Argument(help="a method's name (default: i2pfl)")] = None,
     keys: Keys = Path("keys"),
     address: Address = _ADDRESS,
@@ -98,12 +98,12 @@ def server_command(
     from protofed.deploy.server import WaitLimits, serve
 
     if method is not None:
-        given["method"] = method
+        run_options["method"] = method
     progress = ProgressBar()
     limits = WaitLimits(min_sites, round_timeout, wait)
     callbacks = [] if quiet or as_json else [progress]
     try:
-        result = serve(server_keys(keys), address, out, given, limits, resume=resume, callbacks=callbacks)
+        result = serve(server_keys(keys), address, out, run_options, limits, resume=resume, callbacks=callbacks)
     finally:
         progress.stop()
     if as_json:

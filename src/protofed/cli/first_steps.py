@@ -28,11 +28,11 @@ def show_first_steps(place: Path | None = None) -> None:
 
 def _with_results(runs: Path) -> dict[str, str]:
     """What can be done with the newest results in `runs`."""
-    found = [path.parent for name in ("comparison.json", "summary.json") for path in runs.glob(f"*/{name}")]
+    folders = [path.parent for name in ("comparison.json", "summary.json") for path in runs.glob(f"*/{name}")]
     going_on = [path.parent for path in runs.glob("*/run.json") if not (path.parent / "summary.json").exists()]
     steps = {}
-    if found:
-        newest = max(found, key=lambda path: path.stat().st_mtime)
+    if folders:
+        newest = max(folders, key=lambda path: path.stat().st_mtime)
         steps[f"protofed report {newest}"] = "the page of your newest result, to look at and to send"
     if going_on:
         newest = max(going_on, key=lambda path: path.stat().st_mtime)

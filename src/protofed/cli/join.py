@@ -10,6 +10,14 @@ from protofed.cli.options import DataRootOption
 from protofed.cli.output import console, percent, size
 from protofed.inference.join import DEFAULT_ROUNDS, JoinRound, join
 
+_SamplesOption = Annotated[str | None, typer.Option("--samples-per-client", help="use so many of its training images")]
+_ModelOption = Annotated[
+    str | None, typer.Option("--model", help="an architecture of its own, where only prototypes are exchanged")
+]
+_WeightsOption = Annotated[
+    str | None, typer.Option("--weights", help="a backbone to begin with, instead of the global model")
+]
+
 
 def join_command(
     run: Annotated[Path, typer.Argument(help="the folder of a complete run")],
@@ -18,15 +26,9 @@ def join_command(
     data_root: DataRootOption = None,
     domains: Annotated[str | None, typer.Option("--domains", help="which domain, where the data has several")] = None,
     labels: Annotated[str | None, typer.Option("--labels", help='regroup classes, "0=healthy,1-4=diseased"')] = None,
-    samples_per_client: Annotated[
-        str | None, typer.Option("--samples-per-client", help="use so many of its training images")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option("--model", help="an architecture of its own, where only prototypes are exchanged")
-    ] = None,
-    weights: Annotated[
-        str | None, typer.Option("--weights", help="a backbone to begin with, instead of the global model")
-    ] = None,
+    samples_per_client: _SamplesOption = None,
+    model: _ModelOption = None,
+    weights: _WeightsOption = None,
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="most rounds")] = DEFAULT_ROUNDS,
     as_json: Annotated[bool, typer.Option("--json", help="print the result as JSON, and nothing else")] = False,
 ) -> None:

@@ -36,17 +36,19 @@ def parse_integers(text: str, flag: str = "--seeds") -> list[int]:
 
 
 def takes_run_options(without: tuple[str, ...] = ()) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorator: the command gets every option of a run, and receives those the user gave as the dict `given`."""
+    """Decorator: the command gets every option of a run, and receives those the user gave as the dict `run_options`."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         names = [name for name in Options.model_fields if name not in without]
 
         @wraps(command)
         def with_options(**values: Any) -> Any:
-            given = {name: values.pop(name) for name in names}
-            return command(given={name: value for name, value in given.items() if value not in (None, [])}, **values)
+            run_options = {name: values.pop(name) for name in names}
+            return command(
+                run_options={name: value for name, value in run_options.items() if value not in (None, [])}, **values
+            )
 
-        own = [entry for entry in inspect.signature(command).parameters.values() if entry.name != "given"]
+        own = [entry for entry in inspect.signature(command).parameters.values() if entry.name != "run_options"]
         parameters = [*own, *(_parameter(name, Options.model_fields[name]) for name in names)]
         with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         with_options.__annotations__ = {entry.name: entry.annotation for entry in parameters}

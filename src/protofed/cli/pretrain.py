@@ -16,7 +16,7 @@ _FEDERATED = ("method", "rounds", "epochs", "plan", "ensemble", "participation",
 @takes_run_options(without=_FEDERATED)
 def pretrain_command(
     *,
-    given: dict[str, Any],
+    run_options: dict[str, Any],
     out: Annotated[str, typer.Option("--out", help="the file to write, .safetensors")],
     epochs: Annotated[int, typer.Option("--epochs", min=1, help="passes over all images")] = DEFAULT_EPOCHS,
     quiet: QuietOption = False,
@@ -26,11 +26,11 @@ def pretrain_command(
 
     Example: protofed pretrain --data cifar10 --data-root DATA --model resnet10 --epochs 30 --out backbone.safetensors
     """
-    if "data" not in given:
+    if "data" not in run_options:
         raise UserError("pretrain needs --data, the images to learn from")
     progress = ProgressBar()
     try:
-        done = pretrain(out=out, epochs=epochs, callbacks=[] if quiet or as_json else [progress], **given)
+        done = pretrain(out=out, epochs=epochs, callbacks=[] if quiet or as_json else [progress], **run_options)
     finally:
         progress.stop()
     summary = done.summary

@@ -34,9 +34,10 @@ class ManyRuns:
         """How much there is to do."""
         self._titles = {run.path: run.title for run in runs}
         self._total, self._complete = len(unfinished), 0
-        rest = len(runs) - len(unfinished)
+        others = len(runs) - len(unfinished)
         print(
-            f"{len(unfinished)} runs to do" + (f", {rest} are complete or left to others" if rest else ""), flush=True
+            f"{len(unfinished)} runs to do" + (f", {others} are complete or left to others" if others else ""),
+            flush=True,
         )
         if unfinished and sys.stdout.isatty():
             # No thread that draws: processes are forked while the bars are up.

@@ -21,7 +21,7 @@ from protofed.text import Table
 @takes_run_options(without=("method", "data", "domains", "seed"))
 def reproduce_command(
     *,
-    given: dict[str, Any],
+    run_options: dict[str, Any],
     table: Annotated[
         str | None,
         typer.Argument(help="PAPER.TABLE, for example i2pfl.table2; none: list them", autocompletion=completion.tables),
@@ -49,7 +49,7 @@ def reproduce_command(
     selection: dict[str, Any] = {"scale": scale, "datasets": datasets, "methods": methods, "columns": columns}
     run_seeds = None if seeds is None else parse_integers(seeds)
     if dry:
-        estimates = dry_run(table, **selection, **given)
+        estimates = dry_run(table, **selection, **run_options)
         if as_json:
             print(json.dumps([each.as_dict() for each in estimates]))
         elif not quiet:
@@ -57,7 +57,9 @@ def reproduce_command(
         return 0
     with ManyRuns() as progress:
         callbacks = [] if quiet or as_json else [progress]
-        result = reproduce(table, out=out, **selection, seeds=run_seeds, shard=shard, callbacks=callbacks, **given)
+        result = reproduce(
+            table, out=out, **selection, seeds=run_seeds, shard=shard, callbacks=callbacks, **run_options
+        )
     pictures = _draw(result, out)
     if as_json:
         print(json.dumps(result.content))

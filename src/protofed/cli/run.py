@@ -15,7 +15,7 @@ from protofed.runs import run
 @takes_run_options(without=("method",))
 def run_command(
     *,
-    given: dict[str, Any],
+    run_options: dict[str, Any],
     method: Annotated[
         str | None,
         typer.Argument(help="a method's name, or file.py:Class (default: i2pfl)", autocompletion=completion.methods),
@@ -32,15 +32,15 @@ def run_command(
     Example: protofed run i2pfl --data digits --rounds 10 --out my-run
     """
     if method is not None:
-        given["method"] = method
+        run_options["method"] = method
     if from_ is not None:
         stored = options_of(from_)
         settings = [f"{key}={value}" for key, value in stored["set"].items()]
-        given = {**stored, **given, "set": [*settings, *given.get("set", [])]}
+        run_options = {**stored, **run_options, "set": [*settings, *run_options.get("set", [])]}
     progress = ProgressBar()
     callbacks = followers(progress, quiet or as_json, tensorboard)
     try:
-        result = run(out=out, resume=resume, callbacks=callbacks, **given)
+        result = run(out=out, resume=resume, callbacks=callbacks, **run_options)
     except BaseException:
         progress.stop()
         raise

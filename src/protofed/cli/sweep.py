@@ -15,7 +15,7 @@ from protofed.studies import sweep
 @takes_run_options(without=("method",))
 def sweep_command(
     *,
-    given: dict[str, Any],
+    run_options: dict[str, Any],
     method: Annotated[str, typer.Argument(help="a method's name, or file.py:Class", autocompletion=completion.methods)],
     over: Annotated[
         list[str],
@@ -43,7 +43,7 @@ def sweep_command(
             score=score,  # type: ignore[arg-type]  # checked there
             shard=shard,
             callbacks=[] if quiet or as_json else [progress],
-            **given,
+            **run_options,
         )
     if as_json:
         print(json.dumps(result.content))

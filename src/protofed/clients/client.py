@@ -33,7 +33,7 @@ R = TypeVar("R", bound=Record)
 
 @dataclass(frozen=True)
 class ReadyClient:
-    """A client about to train: what it stands on (its weights are `at.start`), learns from and remembers."""
+    """A client about to train: its weights (`at.start`), its samples, and the state of its optimisers."""
 
     job: jobs.Train
     at: At
@@ -42,7 +42,7 @@ class ReadyClient:
 
 
 class ClientSide:
-    """Plays any client: one model of each architecture in memory, into which the weights of whoever acts are loaded."""
+    """Plays any client: one model per architecture is in memory, and the acting client's weights are loaded into it."""
 
     def __init__(self, prepared: Prepared, features: FeatureStore | None = None, threads: int = 1) -> None:
         keep_freed_memory()
@@ -56,7 +56,7 @@ class ClientSide:
         self._received: tuple[Message, Record] | None = None
 
     def perform(self, job: jobs.Job, message: Message) -> jobs.Result:
-        """Do one job; whatever goes wrong in it is an answer, not an exception."""
+        """Do one job; an error in it becomes a `Failed` result, not an exception."""
         if isinstance(job, jobs.Train):
             return attempted(lambda: self._train(job, message)[1])
         if isinstance(job, jobs.TrainGroup):
@@ -70,11 +70,11 @@ class ClientSide:
         return attempted(lambda: self._predict(job, message))
 
     def net_of(self, client: str) -> Net:
-        """The network that plays a client, at the weights of whoever acted last."""
+        """The network of a client's architecture, at the weights of the client that acted last."""
         return self._nets[self._context.architecture_of(client)]
 
     def prepare(self, job: jobs.Train, message: Message) -> ReadyClient:
-        """Bring a client's weights, with the broadcast over them, into its network, and its samples to hand."""
+        """Load a client's weights, with the broadcast over them, into its network, and get its samples."""
         down = self._open(message, self._templates.down, f"broadcast to {job.client}")
         net, state = self._enter(job.client, job.round, down)
         at = replace(self._context.at(job.round, job.client), down=down, memory=state.memory, start=net.pick())
@@ -100,7 +100,7 @@ class ClientSide:
         private = privatise(guard, upload, at)
         sent = encode(private, client, quantiser)
         self._store.propose(client, ready.job.round, ClientState(net.pick(), memory, result.optimizer))
-        # A loss tells of the samples, too, and no noise is on it.
+        # A loss depends on the samples, too, and carries no noise.
         return private, jobs.Trained(sent.blob, sent.size, {} if guard.promises else result.loss, result.samples)
 
     def _train_group(self, job: jobs.TrainGroup, message: Message) -> jobs.TrainedGroup:
@@ -134,9 +134,9 @@ class ClientSide:
         return jobs.Trained(sent.blob, sent.size, {}, len(samples))
 
     def examine(self, job: jobs.Evaluate, message: Message) -> tuple[Weights, Tensor, Tensor]:
-        """The model that a client would use now, and what it predicts beside what is right."""
+        """The model that a client would use now, its predictions, and the labels."""
         net, predicted, right = self._predicted(job, message)
-        # As files have it, however the kernels lie here.
+        # Contiguous, as in files, whatever the memory layout here.
         return map_tensors(net.pick(), lambda tensor: tensor.cpu().contiguous()), predicted, right
 
     def _evaluate(self, job: jobs.Evaluate, message: Message) -> jobs.Score:
@@ -149,7 +149,7 @@ class ClientSide:
         return jobs.Score(sum(part.correct for part in parts), len(correct), parts)
 
     def _predicted(self, job: jobs.Evaluate, message: Message) -> tuple[Net, Tensor, Tensor]:
-        """The model, what it predicts, and what is right."""
+        """The model, its predictions, and the labels."""
         if job.client is None:
             net, at = self._enter_server(job.round, message)
         else:
@@ -159,11 +159,11 @@ class ClientSide:
         # Features are kept for each client's own test set.
         alone = [replace(job, client=client, alike=()) for client in (job.client, *job.alike)]
         tests = alone if self._frozen else [job]
-        predicted, right = zip(*(self._looked_through(net, test, at) for test in tests), strict=True)
+        predicted, right = zip(*(self._predict_test(net, test, at) for test in tests), strict=True)
         return net, torch.cat(predicted), torch.cat(right)
 
-    def _looked_through(self, net: Net, job: jobs.Evaluate, at: At) -> tuple[Tensor, Tensor]:
-        """What the net predicts on the test samples of a job, and what is right."""
+    def _predict_test(self, net: Net, job: jobs.Evaluate, at: At) -> tuple[Tensor, Tensor]:
+        """The net's predictions on the test samples of a job, and the labels."""
         samples = self._context.test_samples(job.domain, job.client, job.validates, job.alike)
         self._skip_frozen(job.client)
         return self._probabilities(net, samples.batches(), at).argmax(1), samples.y
@@ -176,11 +176,10 @@ class ClientSide:
         own, tested = self._context.samples(job.client), self._context.test_samples(job.domain, job.client)
         self._skip_frozen(job.client)
         before = self._score(net, tested, at)
-        found = project(net, own.batches())
+        nearest = project(net, own.batches())
         vectors = prototypes_of(net.model).vectors.detach().clone()
-        self._store.keep_sources(
-            job.client, Sources(vectors, found.image, found.row, found.column, own.pixels(found.image.clamp(min=0)))
-        )
+        images = own.pixels(nearest.image.clamp(min=0))
+        self._store.keep_sources(job.client, Sources(vectors, nearest.image, nearest.row, nearest.column, images))
         return jobs.Projected(before, self._score(net, tested, at))
 
     def _score(self, net: Net, samples: ClientSamples, at: At) -> jobs.Score:
@@ -194,7 +193,7 @@ class ClientSide:
         return jobs.Predicted(self._probabilities(net, samples.batches(), at).cpu().numpy())
 
     def _skip_frozen(self, client: str | None) -> None:
-        """What of the client's net is frozen need not be computed anew."""
+        """Let the client's net reuse the output of its frozen stages."""
         if self._frozen:
             self._frozen[self._context.architecture_of(client)].install()
 
@@ -206,7 +205,7 @@ class ClientSide:
     def _open(self, message: Message, like: Record, sender: str) -> Any:
         """The record in a message, decoded once for all clients that receive the same bytes."""
         if self._received is None or self._received[0] is not message:
-            self._received = (message, self._here(decode(message.blob, like, sender)))
+            self._received = (message, self._to_device(decode(message.blob, like, sender)))
         return self._received[1]
 
     def _enter(self, client: str, round: int, down: Any | None) -> tuple[Net, ClientState]:
@@ -215,15 +214,15 @@ class ClientSide:
         net, fresh = self._nets[architecture], self._templates.clients[architecture]
         loads = self._context.method.loads
         replaced = down is not None and loads == everything and not _remembers(fresh)
-        # What the broadcast replaces as a whole need not be read.
+        # A model that the broadcast replaces entirely need not be read.
         state = fresh if replaced else self._store.read(client, round, fresh) or fresh
-        state = self._here(state)
+        state = self._to_device(state)
         net.load(state.model)
         if down is not None and loads != nothing:
             net.load(down.weights, loads)
         return net, state
 
-    def _here(self, record: R) -> R:
+    def _to_device(self, record: R) -> R:
         """The record on the device clients compute on; messages and states at rest are on the CPU."""
         device = self._context.device
         return record if device.type == "cpu" else map_tensors(record, lambda tensor: to_device(tensor, device))
@@ -238,7 +237,7 @@ class ClientSide:
 
 
 def attempted(work: Callable[[], A]) -> A | jobs.Failed:
-    """The result of some work, or why it gave none."""
+    """The result of `work`, or a `Failed` with the reason."""
     try:
         return work()
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Everything that is settled before the first round, known to the server and to every client."""
+"""What is fixed before the first round and known to the server and every client."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -39,7 +39,7 @@ class RunContext:
     method: Method
     plan: Plan
     models: tuple[Split, ...]
-    """At their initial weights and on the CPU: whoever trains takes a copy. Clients have them in turn."""
+    """At their initial weights, on the CPU; training works on copies. Clients get them in turn."""
     dataset: Dataset
     partition: Partition
     clients_folder: Path
@@ -52,7 +52,7 @@ class RunContext:
     dtype: torch.dtype
     device: torch.device
     layout: str = "standard"
-    """How the kernels of a client's network lie in memory."""
+    """Memory layout of the convolution kernels."""
     autocast: bool = False
     """Whether losses and predictions are computed in bfloat16 where that is safe; weights stay as they are."""
     frozen: tuple[FrozenPart, ...] = ()
@@ -60,9 +60,9 @@ class RunContext:
     guard: Guard = UNGUARDED
     """What is done to an upload before it leaves a client."""
     views: int = 1
-    """Looks that every training image has, where the first stages are frozen; the first is the image as it is."""
+    """Augmented views of every training image, where the first stages are frozen; the first is the image itself."""
     robust: Robust | None = None
-    """What takes the place of the mean over clients."""
+    """A robust rule that replaces the mean over clients."""
 
     @property
     def model(self) -> Split:
@@ -161,7 +161,7 @@ class RunContext:
         return {"train": len(train), "validation": len(validation), "holdout": len(self.partition.holdout[client])}
 
     def _key(self, kind: SampleKind, owner: str) -> SampleSet | None:
-        """What names some samples, where something is kept under their name."""
+        """The key under which something is kept for some samples."""
         return SampleSet(kind, owner) if any(part.prefix for part in self.frozen) else None
 
     def _clean(self, images: Images, key: SampleSet | None) -> ClientSamples:

@@ -24,7 +24,7 @@ log = logging.getLogger("protofed")
 T = TypeVar("T")
 
 LIMIT = 8 * 2**30
-"""Bytes that are kept; beyond them what was not used for longest is removed."""
+"""Bytes that are kept; beyond them the least recently used are removed."""
 
 _FILE = "features.sqlite"
 _AT_ONCE = 500
@@ -59,7 +59,7 @@ class CacheContent:
 
 
 class FeatureCache:
-    """Features by backbone and image. It never raises: a cache that cannot be used is a cache that holds nothing."""
+    """Features by backbone and image. It never raises: an unusable cache behaves like an empty one."""
 
     def __init__(self, folder: Path | None = None, limit: int = LIMIT) -> None:
         self.path = (folder or cache_folder()) / _FILE
@@ -112,7 +112,7 @@ class FeatureCache:
         return before
 
     def _shrink(self, database: sqlite3.Connection) -> None:
-        """Remove what was not used for longest, until a tenth of the limit is free."""
+        """Remove the least recently used, until a tenth of the limit is free."""
         (size,) = database.execute("SELECT TOTAL(LENGTH(value)) FROM features").fetchone()
         excess = size - 0.9 * self._limit
         if size <= self._limit:
@@ -154,7 +154,7 @@ class FeatureCache:
 
 
 def _parts(images: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
-    """As many as one query takes."""
+    """Batches small enough for one query."""
     for start in range(0, len(images), _AT_ONCE):
         yield images[start : start + _AT_ONCE]
 

@@ -69,7 +69,7 @@ class FeatureStore:
         """The features of a sample set, [rows, width], which `fill` writes once; None where the disk is full."""
         number, block = self._number[key], self._blocks[key]
         in_memory, offset = self._place[key]
-        if self._state[number] == _EMPTY and not in_memory and not self._has_room(offset, bytes_of(block, self._dtype)):
+        if self._state[number] == _EMPTY and not in_memory and not self._reserve(offset, bytes_of(block, self._dtype)):
             self._state[number] = _NO_ROOM
         if self._state[number] == _NO_ROOM:
             return None
@@ -82,7 +82,7 @@ class FeatureStore:
             self._state[number] = _FILLED
         return view
 
-    def _has_room(self, offset: int, size: int) -> bool:
+    def _reserve(self, offset: int, size: int) -> bool:
         """Claim the disk before the pages are written: a full disk would kill the process that writes them."""
         if not hasattr(os, "posix_fallocate"):
             return True  # not on every system
@@ -94,6 +94,6 @@ class FeatureStore:
 
 
 def bytes_of(block: FeatureBlock, dtype: torch.dtype) -> int:
-    """What a block takes."""
+    """Size of a block in bytes."""
     size = block.rows * block.width * dtype.itemsize
     return -(-size // _ALIGNMENT) * _ALIGNMENT

@@ -28,14 +28,10 @@ from protofed.seeding import generator
 
 FROZEN = ("auto", "cached", "plain")
 
-_EXTRACTED_TOGETHER = 32
-_TRIAL = 2
-"""Images on which a stage is tried in both modes."""
-
 
 @dataclass(frozen=True)
 class _FrozenChoice:
-    """What is done about frozen stages, and why."""
+    """How frozen stages are handled, and why."""
 
     parts: tuple[FrozenPart, ...]
     """For each architecture; empty: every stage is computed as if it were trained."""
@@ -55,6 +51,11 @@ class _Problem(NamedTuple):
 
     what: str
     remedy: str
+
+
+_EXTRACTED_TOGETHER = 32
+_TRIAL = 2
+"""Images on which a stage is tried in both modes."""
 
 
 def choose_frozen(name: str, context: RunContext) -> _FrozenChoice:
@@ -133,7 +134,7 @@ def find_frozen(method: Method, model: Split, image_shape: ImageShape) -> Frozen
 
 
 def _leading(model: Split, still: list[str]) -> int:
-    """How many stages come before the first that is not still; none where that would save nothing."""
+    """How many stages come before the first trained one; none where that would save nothing."""
     count = next((n for n, name in enumerate(model.stage_names) if name not in still), len(model.stage_names))
     computes = any(_has_weights(model.get_submodule(name)) for name in model.stage_names[:count])
     return count if computes else 0
@@ -181,12 +182,12 @@ class FrozenStages:
         self._threads = threads
 
     @cached_property
-    def _as_they_were(self) -> dict[str, Tensor]:
-        chosen = tuple(f"{name}." for name in self._part.stages)
+    def _initial_tensors(self) -> dict[str, Tensor]:
+        prefixes = tuple(f"{name}." for name in self._part.stages)
         return {
             name: tensor.detach().to(self._context.device)
             for name, tensor in tensors(self._model).items()
-            if name.startswith(chosen)
+            if name.startswith(prefixes)
         }
 
     @cached_property
@@ -201,11 +202,11 @@ class FrozenStages:
     def install(self) -> None:
         """Let the net skip its frozen stages, if they are as they were in the beginning."""
         own = tensors(self._net.model)
-        same = all(torch.equal(own[name], tensor) for name, tensor in self._as_they_were.items())
+        same = all(torch.equal(own[name], tensor) for name, tensor in self._initial_tensors.items())
         self._net.shortcut = self._shortcut if same else None
 
     def _lookup(self, x: Tensor) -> Tensor | None:
-        """What comes out of the prefix for a batch, lying in memory as the network would have left it."""
+        """The output of the prefix for a batch, in the memory layout the network would give it."""
         source = x.source if self._store is not None and isinstance(x, SampleBatch) else None
         if self._store is None or source is None:
             return None
@@ -217,7 +218,7 @@ class FrozenStages:
 
     @torch.no_grad()
     def _fill(self, key: SampleSet, rows: Tensor) -> None:
-        """In the samples' order and in chunks of a size of its own, so that it does not matter who does it."""
+        """In the samples' order and in chunks of a fixed size, so the result is the same in every process."""
         samples = self._context.sample_set(key)
         size = self._context.plan.batch if self._backbone is None else _EXTRACTED_TOGETHER
         for start in range(0, samples.rows, size):
@@ -233,7 +234,7 @@ class FrozenStages:
 
     @cached_property
     def _backbone(self) -> "Backbone | None":
-        """Where the weights of the prefix are the same for everybody, it has a runtime and a cache of its own."""
+        """A faster runtime and a cache, where all clients have the same prefix weights."""
         stages = {name: self._model.get_submodule(name) for name in self._part.prefix}
         if all(isinstance(stage, Frozen) or not tensors(stage) for stage in stages.values()):
             return Backbone(stages, self._context, self._threads)
@@ -244,7 +245,7 @@ class FrozenStages:
 
 
 def _as_maps(rows: Tensor, shape: tuple[int, ...], channels_last: bool) -> Tensor:
-    """Rows of numbers as the feature maps they are; where channels lie last, so they do in the rows."""
+    """Flat rows as feature maps, in the memory layout they were flattened from."""
     if not channels_last:
         return rows.view(-1, *shape)
     channels, height, width = shape
@@ -252,11 +253,11 @@ def _as_maps(rows: Tensor, shape: tuple[int, ...], channels_last: bool) -> Tenso
 
 
 class Backbone:
-    """Leading stages that are frozen for everybody, run by the fastest runtime at hand; what it computed is kept."""
+    """Leading stages that are frozen for all clients, run by the fastest available runtime and cached."""
 
     def __init__(self, stages: Mapping[str, nn.Module], context: RunContext, threads: int) -> None:
         self._extractor = frozen_extractor(map(unwrapped, stages.values()), context.dataset.image_shape, threads)
-        # The cache has float32; a run in another precision wants all of its digits.
+        # The cache is float32; a run in another precision needs all of its digits.
         self._cache = FeatureCache() if context.dtype == torch.float32 else None
         self._key = self._fingerprint(stages, context)
 

@@ -66,7 +66,7 @@ class Predict:
 
 @dataclass(frozen=True)
 class Project:
-    """Move a client's part prototypes onto its own nearest training patches; what comes of it stays with the client.
+    """Move a client's part prototypes onto its own nearest training patches; the result stays with the client.
 
     `domain` names the test set for the accuracy before and after, as in `Evaluate`.
     """
@@ -93,7 +93,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class TrainedGroup:
-    """The encoded sums of a group's uploads, and what became of each client, in the order of the job."""
+    """The encoded sums of a group's uploads, and the result of each client, in the order of the job."""
 
     blob: bytes
     each: tuple["Trained | Failed", ...]
@@ -118,16 +118,8 @@ class Predicted:
 
 
 @dataclass(frozen=True)
-class Projected:
-    """What a client says about its projection: how its model scored before and after."""
-
-    before: Score
-    after: Score
-
-
-@dataclass(frozen=True)
 class Failed:
-    """A job that gave no result, and why; the trace is for the log of whoever debugs a method."""
+    """A job that gave no result, and why; the trace is for debugging a method."""
 
     reason: str
     trace: str = ""
@@ -135,7 +127,17 @@ class Failed:
 
 @dataclass(frozen=True)
 class Absent(Failed):
-    """A job that nobody was there to do: its site did not answer."""
+    """A job whose site did not answer."""
+
+
+@dataclass(frozen=True)
+class Projected:
+    """How a client's model scores around a projection."""
+
+    before: Score
+    """With its part prototypes as trained."""
+    after: Score
+    """With each of them at a patch of a training image."""
 
 
 Result = Trained | TrainedGroup | Score | Predicted | Projected | Failed

@@ -52,16 +52,16 @@ class LocalOptimizer:
         """One step down the loss; a parameter the loss does not depend on stays where it is."""
         self.follow(torch.autograd.grad(loss, self.params, allow_unused=True))
 
-    def follow(self, found: Sequence[Tensor | None]) -> None:
+    def follow(self, gradients: Sequence[Tensor | None]) -> None:
         """One step by a gradient per parameter, or None for one that stays where it is."""
-        used = [index for index, gradient in enumerate(found) if gradient is not None]
-        gradients = [gradient for gradient in found if gradient is not None]
+        used = [index for index, gradient in enumerate(gradients) if gradient is not None]
+        present = [gradient for gradient in gradients if gradient is not None]
         params = [self._values[index] for index in used]
         kept = [[tensors[index] for index in used] for tensors in self._kept.values()]
         if self.clip is not None:
-            _clip(gradients, self.clip, self._stacked)
+            _clip(present, self.clip, self._stacked)
         self.taken += 1
-        self._update(params, gradients, kept)
+        self._update(params, present, kept)
 
     def _update(self, params: list[Tensor], gradients: list[Tensor], kept: list[list[Tensor]]) -> None:
         raise TypeError(f"{type(self).__name__} must define _update")
@@ -86,13 +86,13 @@ class LocalOptimizer:
         other._kept = {slot: [part(tensor) for tensor in tensors] for slot, tensors in self._kept.items()}
         return other
 
-    def count_as(self, other: "LocalOptimizer") -> None:
-        """Have taken as many steps as another."""
+    def copy_counters(self, other: "LocalOptimizer") -> None:
+        """Take over the step counts of another."""
         for counter in self.counters:
             setattr(self, counter, getattr(other, counter))
 
-    def take_back(self, clients: Tensor, part: "LocalOptimizer") -> None:
-        """Put what `part` keeps of some clients into the stacks of all."""
+    def write_back(self, clients: Tensor, part: "LocalOptimizer") -> None:
+        """Write the state of some clients back into the stacks of all."""
         for slot, tensors in self._kept.items():
             for tensor, rows in zip(tensors, part._kept[slot], strict=True):
                 tensor.index_copy_(0, clients, rows)

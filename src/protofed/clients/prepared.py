@@ -44,7 +44,7 @@ class Templates:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What server and clients share before the first round. Whoever is handed one can play any part of the run."""
+    """What server and clients share before the first round; it is enough to play any part of the run."""
 
     context: RunContext
     templates: Templates

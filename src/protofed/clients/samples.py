@@ -93,7 +93,7 @@ class ClientSamples:
     """Batches of normalised images: clean ones in order, or shuffled and augmented ones for an epoch of training.
 
     With `views` every image has that many looks that never change: the first is the image as it is, the others are
-    augmented, each by the image's own chance. An epoch of training then takes one of them of each image. Rows count
+    augmented by a generator keyed by the image. An epoch of training then takes one of them of each image. Rows count
     through the images of the first view, then of the second, and so on.
     """
 
@@ -140,16 +140,16 @@ class ClientSamples:
         """Some samples as they are, normalised."""
         return self._normalise(self._pixels[part], self._dtype) if self._clean is None else self._clean[part]
 
-    def pixels(self, chosen: Tensor) -> Tensor:
+    def pixels(self, indices: Tensor) -> Tensor:
         """Some images as they came, uint8 on the CPU."""
-        return self._pixels[chosen.to(self._pixels.device)].cpu()
+        return self._pixels[indices.to(self._pixels.device)].cpu()
 
     def render(self, rows: Tensor) -> Tensor:
         """The images of some rows as their views show them, normalised."""
         return self._normalise(torch.stack([self._view(row) for row in rows.tolist()]), self._dtype)
 
     def digest(self, row: int) -> bytes:
-        """What the image of a row depends on, whoever holds it."""
+        """Hash of everything the image of a row depends on; the same at every client."""
         view, index = divmod(row, len(self))
         content = self._pixels[index].cpu().contiguous().numpy().tobytes()
         about = f"{self._normalise} {tuple(self._like.shape)}" + (f" {view} {self._augment}" if view else "")
@@ -163,31 +163,31 @@ class ClientSamples:
         content = blake2b(image.cpu().contiguous().numpy().tobytes(), digest_size=8).hexdigest()
         return self._augment(image[None], generator(view, "view", content))[0]
 
-    def epoch(self, size: int, order: torch.Generator, chance: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-        """Every sample once, shuffled by `order` and augmented by `chance`.
+    def epoch(self, size: int, order: torch.Generator, rng: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+        """Every sample once, shuffled by `order` and augmented by `rng`.
 
         Balanced: as many samples, drawn with replacement so that every class is equally likely.
         """
-        for chosen in torch.split(self._shuffled(order).to(self.y.device), size):
-            yield self._training_batch(chosen, chance)
+        for indices in torch.split(self._shuffled(order).to(self.y.device), size):
+            yield self._training_batch(indices, rng)
 
-    def drawn(self, chosen: Tensor, chance: torch.Generator) -> tuple[Tensor, Tensor]:
-        """The chosen samples, augmented by `chance`."""
-        return self._training_batch(chosen.to(self.y.device), chance)
+    def drawn(self, indices: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+        """The samples at these indices, augmented by `rng`."""
+        return self._training_batch(indices.to(self.y.device), rng)
 
-    def _training_batch(self, chosen: Tensor, chance: torch.Generator) -> tuple[Tensor, Tensor]:
+    def _training_batch(self, indices: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
         if self._views > 1:
-            views = torch.randint(self._views, (len(chosen),), generator=chance).to(chosen.device)
-            return self._batch(views * len(self) + chosen, self.render), self.y[chosen]
+            views = torch.randint(self._views, (len(indices),), generator=rng).to(indices.device)
+            return self._batch(views * len(self) + indices, self.render), self.y[indices]
         if self._augment:
-            return self._normalise(self._augment(self._pixels[chosen], chance), self._dtype), self.y[chosen]
-        return self._batch(chosen, self._unchanging), self.y[chosen]
+            return self._normalise(self._augment(self._pixels[indices], rng), self._dtype), self.y[indices]
+        return self._batch(indices, self._unchanging), self.y[indices]
 
-    def _unchanging(self, chosen: Tensor) -> Tensor:
+    def _unchanging(self, indices: Tensor) -> Tensor:
         """Without augmentation a sample looks the same in every epoch, so the work is done once."""
         if self._clean is None:
             self._clean = self._normalise(self._pixels, self._dtype)
-        return self._clean[chosen]
+        return self._clean[indices]
 
     def _batch(self, rows: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor:
         return make(rows) if self._key is None else SampleBatch(self._like, rows, self._key, make)

@@ -58,7 +58,7 @@ class ClientStore:
         self._proposal(client, round).unlink(missing_ok=True)
 
     def commit(self, clients: Iterable[str], round: int) -> None:
-        """Make the proposals of a round the clients' states; harmless when it is done twice."""
+        """Make the proposals of a round the clients' states; idempotent."""
         for client in clients:
             with suppress(FileNotFoundError):
                 self._proposal(client, round).replace(self._committed(client))
@@ -70,11 +70,11 @@ class ClientStore:
                 path.unlink()
 
     def keep_sources(self, client: str, sources: Sources) -> None:
-        """Write what a projection found, beside the client's state."""
+        """Write the result of a projection beside the client's state."""
         write_atomically(self._projection(client), encode(sources, client).blob)
 
     def sources(self, client: str, like: Sources) -> Sources | None:
-        """What the client's last projection found; None where there was none."""
+        """The result of the client's last projection; None if there was none."""
         try:
             return decode_file(self._projection(client), like, f"{client}'s projection")
         except FileNotFoundError:

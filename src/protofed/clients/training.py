@@ -43,7 +43,7 @@ class TrainingResult:
 
 @dataclass(frozen=True)
 class Batch:
-    """One batch, this batch's chance, and whether notes are kept of it."""
+    """One batch, its random draw, and whether notes are kept of it."""
 
     x: Tensor
     y: Tensor
@@ -60,7 +60,7 @@ def train(
     precision: Precision = nullcontext,
     private: PrivateGradients | None = None,
 ) -> TrainingResult:
-    """Train for this round's epochs; with private gradients nothing but the weights tells what was learnt."""
+    """Train for this round's epochs; with private gradients only the weights depend on the data."""
     like = next(iter(net.params().values()))
     log = TrainingLog(like.dtype)
     with _keyed_dropout(at, like.device):
@@ -79,7 +79,7 @@ def train(
 
 
 def training_batches(method: Method, samples: ClientSamples, at: At) -> Iterator[Batch]:
-    """All that a client learns from in this round; nothing of it depends on other clients or on the engine."""
+    """All batches of a client in this round; nothing of it depends on other clients or on the engine."""
     lottery = at.rng("draw")
     last = at.plan.epochs[at.round] - 1
     for epoch, x, y in _batches(method, samples, at):
@@ -103,13 +103,13 @@ def dropout_seed(at: At) -> int:
 
 
 def terms_and_notes(outcome: Terms | tuple[Terms, Notes]) -> tuple[Terms, Notes]:
-    """What a loss returned, in its long form."""
+    """What a loss returned as a pair of terms and notes."""
     return outcome if isinstance(outcome, tuple) else (outcome, {})
 
 
 @dataclass
 class TrainingLog:
-    """What one client's training amounts to, step by step."""
+    """Collects the losses and notes of one client's training, step by step."""
 
     dtype: torch.dtype
     samples: int = 0
@@ -121,13 +121,13 @@ class TrainingLog:
         for name, value in terms.items():
             self._terms.setdefault(name, []).append((value.detach(), size))
         if notes:
-            self._notes.append({key: self._whole(value.detach()) for key, value in notes.items()})
+            self._notes.append({key: self._in_model_dtype(value.detach()) for key, value in notes.items()})
 
     def result(self, method: Method, optimizers: list[LocalOptimizer]) -> TrainingResult:
-        """All in all."""
+        """The result of the whole round."""
         notes = self._notes
         return TrainingResult(
-            {name: _total(seen) / self.samples for name, seen in self._terms.items()},
+            {name: _total(batch_means) / self.samples for name, batch_means in self._terms.items()},
             self.samples,
             {key: torch.cat([one[key] for one in notes]) for key in notes[0]} if notes else {},
             optimizers[0].taken,
@@ -135,7 +135,7 @@ class TrainingLog:
             kept_state(method, optimizers),
         )
 
-    def _whole(self, value: Tensor) -> Tensor:
+    def _in_model_dtype(self, value: Tensor) -> Tensor:
         """Numbers in the model's own precision, also where the loss was computed in half of it."""
         return value.to(self.dtype) if value.is_floating_point() else value
 
@@ -148,10 +148,10 @@ def _train_privately(
     optimizers: list[LocalOptimizer],
     private: PrivateGradients,
 ) -> TrainingResult:
-    """As many steps as an ordinary round, each on samples drawn anew. A step that draws nobody still moves by noise."""
-    chance = at.rng("augment")
+    """As many steps as an ordinary round, each on samples drawn anew. A step that draws no sample still adds noise."""
+    rng = at.rng("augment")
     for _ in range(private.steps):
-        x, y = samples.drawn(private.draw(len(samples)), chance)
+        x, y = samples.drawn(private.draw(len(samples)), rng)
         for step, optimizer in zip(method.steps, optimizers, strict=True):
             optimizer.follow(private.of(method, step, net, x, y, at))
     return TrainingResult(
@@ -164,20 +164,20 @@ def _train_privately(
     )
 
 
-def _total(seen: list[tuple[Tensor, int]]) -> float:
-    """The sum over samples from the means over batches; all are read at once, as a device is asked only once."""
-    means: list[float] = torch.stack([mean for mean, _ in seen]).tolist()
-    return sum(mean * size for mean, (_, size) in zip(means, seen, strict=True))
+def _total(batch_means: list[tuple[Tensor, int]]) -> float:
+    """The sum over samples from the means over batches; all are read at once, to synchronise only once."""
+    means: list[float] = torch.stack([mean for mean, _ in batch_means]).tolist()
+    return sum(mean * size for mean, (_, size) in zip(means, batch_means, strict=True))
 
 
 def _batches(method: Method, samples: ClientSamples, at: At) -> Iterator[tuple[int, Tensor, Tensor]]:
     """The batches of this round, each with its epoch."""
-    order, chance = at.rng("order"), at.rng("augment")
+    order, rng = at.rng("order"), at.rng("augment")
     amount = at.plan.epochs[at.round]
     every = (
         (epoch, x, y)
         for epoch in range(amount)
-        for x, y in samples.epoch(at.plan.batch, order, chance)
+        for x, y in samples.epoch(at.plan.batch, order, rng)
         if len(y) > 1 or not method.drop_singleton_batch
     )
     # An epoch has at least one batch, so as many epochs as steps are enough for the steps.

@@ -6,7 +6,7 @@ whose batch has another shape, mostly the last of an epoch, step in a group of t
 method has to know.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import reduce
@@ -68,13 +68,13 @@ def train_stacked(
                 yield (client.ready, *stack.part_of(position, client.log))
         last = stack
         for members in _by_outline(training):
-            whole = len(members) == len(clients)
-            part = stack if whole else stack.take(torch.tensor(members, device=stack.device))
+            complete = len(members) == len(clients)
+            part = stack if complete else stack.take(torch.tensor(members, device=stack.device))
             part.step([clients[position] for position in members], precision)
-            if not whole:
-                stack.take_back(members, part)
+            if not complete:
+                stack.write_back(members, part)
             last = part
-        stack.count_as(last)
+        stack.copy_counters(last)
 
 
 @dataclass
@@ -112,33 +112,34 @@ class _Stack:
     stats: dict[str, Tensor]
     frozen: "_Bundle"
     """What no step trains, by name."""
-    given: "_Bundle"
+    constants: "_Bundle"
     """What differs between clients and stays as it is during the round: down, memory, start, held, size."""
     at: At
     optimizers: list[LocalOptimizer]
-    dice: list[torch.Generator]
-    """From which each client's dropout is drawn."""
+    generators: list[torch.Generator]
+    """For each client's dropout."""
 
     @classmethod
     def of(cls, method: Method, net: Net, group: Sequence[ReadyClient]) -> Self:
         """The clients as their round begins."""
-        chosen = set().union(*(net.params(step.trains) for step in method.steps))
-        names = [name for name in net.params() if name in chosen]
+        trainable = set().union(*(net.params(step.trains) for step in method.steps))
+        names = [name for name in net.params() if name in trainable]
         starts = [ready.at.start for ready in group]
-        trained = {name: _stacked([start.params[name] for start in starts]).requires_grad_() for name in names}
-        stats = {name: _stacked([start.stats[name] for start in starts]) for name in starts[0].stats}
-        frozen = [{name: param for name, param in start.params.items() if name not in chosen} for start in starts]
+        trained = _stacked_by_name([start.params for start in starts], names)
+        for stack in trained.values():
+            stack.requires_grad_()
+        stats = _stacked_by_name([start.stats for start in starts], starts[0].stats)
+        frozen = [{name: param for name, param in start.params.items() if name not in trainable} for start in starts]
         at = group[0].at
         optimizers = make_optimizers(method, net, at.plan, at.lr, stacks=trained)
-        remembered = [ready.optimizer for ready in group]
-        restore_state(method, optimizers, {key: _stacked([one[key] for one in remembered]) for key in remembered[0]})
+        restore_state(method, optimizers, _stacked_by_name([ready.optimizer for ready in group], group[0].optimizer))
         sizes = [torch.tensor(ready.at.size, dtype=_dtype(net), device=at.held.device) for ready in group]
-        given = [
+        constants = [
             (ready.at.down, ready.at.memory, ready.at.start, ready.at.held, size)
             for ready, size in zip(group, sizes, strict=True)
         ]
-        dice = [torch.Generator(device=at.held.device).manual_seed(dropout_seed(ready.at)) for ready in group]
-        return cls(method, net, trained, stats, _Bundle.of(frozen), _Bundle.of(given), at, optimizers, dice)
+        generators = [torch.Generator(device=at.held.device).manual_seed(dropout_seed(ready.at)) for ready in group]
+        return cls(method, net, trained, stats, _Bundle.of(frozen), _Bundle.of(constants), at, optimizers, generators)
 
     @property
     def device(self) -> torch.device:
@@ -146,7 +147,7 @@ class _Stack:
         return next(iter(self.trained.values())).device
 
     def step(self, clients: Sequence[_StackedClient], precision: Precision) -> None:
-        """One step of each of the method's optimisers, on the batch each client has at hand."""
+        """One step of each of the method's optimisers, on the current batch of each client."""
         batch = [client.batch for client in clients if client.batch is not None]
         x, y = _stacked([batch.x for batch in batch]), _stacked([batch.y for batch in batch])
         draw = _Bundle.of([batch.draw for batch in batch])
@@ -166,56 +167,57 @@ class _Stack:
             trained: dict[str, Tensor],
             stats: dict[str, Tensor],
             frozen: list[Tensor],
-            given: list[Tensor],
+            constants: list[Tensor],
             drawn: list[Tensor],
-            who: Tensor,
+            position: Tensor,
             x: Tensor,
             y: Tensor,
         ) -> tuple[Terms, Notes]:
-            down, memory, start, held, size = self.given.around(given)
+            down, memory, start, held, size = self.constants.around(constants)
             at = _together(
                 self.at, down=down, memory=memory, start=start, held=held, draw=draw.around(drawn), size=size
             )
             tensors = {**trained, **stats, **self.frozen.around(frozen)}
-            with self._dropout(who):
+            with self._dropout(position):
                 outcome = self.net.bound(tensors, lambda: getattr(self.method, step.loss)(self.net, x, y, at))
             terms, notes = terms_and_notes(outcome)
             return terms, notes if noted else {}
 
-        dims = (0, 0, self.frozen.dims, self.given.dims, draw.dims, 0, 0, 0)
-        who = torch.arange(len(x), device=x.device)
+        dims = (0, 0, self.frozen.dims, self.constants.dims, draw.dims, 0, 0, 0)
+        position = torch.arange(len(x), device=x.device)
         with torchs_own_kernels(self.net.model):
             result: tuple[Terms, Notes] = vmap(one, in_dims=dims)(
-                self.trained, self.stats, self.frozen.tensors, self.given.tensors, draw.tensors, who, x, y
+                self.trained, self.stats, self.frozen.tensors, self.constants.tensors, draw.tensors, position, x, y
             )
         return result
 
     @contextmanager
-    def _dropout(self, who: Tensor) -> Iterator[None]:
+    def _dropout(self, position: Tensor) -> Iterator[None]:
         """Inside: dropout draws for each client what it would draw alone."""
         layers = [layer for layer in self.net.model.modules() if type(layer) is nn.Dropout]
         for layer in layers:
-            layer.forward = self._dropper(layer, who)  # type: ignore[assignment, method-assign]
+            layer.forward = self._dropper(layer, position)  # type: ignore[assignment, method-assign]
         try:
             yield
         finally:
             for layer in layers:
                 del layer.forward
 
-    def _dropper(self, layer: nn.Dropout, who: Tensor) -> Callable[[Tensor], Tensor]:
+    def _dropper(self, layer: nn.Dropout, position: Tensor) -> Callable[[Tensor], Tensor]:
         keep = 1 - layer.p
 
         def drop(x: Tensor) -> Tensor:
             if not layer.training or layer.p == 0:
                 return x
-            # The chance of every client is drawn outside of vmap, which would draw for all of them at once.
+            # Each client's mask is drawn outside of vmap, which would draw one for all of them.
             shape, dtype, device = x.shape, x.dtype, x.device
             with torch._C._DisableFuncTorch():
                 masks = [
-                    torch.empty(shape, dtype=dtype, device=device).bernoulli_(keep, generator=die) for die in self.dice
+                    torch.empty(shape, dtype=dtype, device=device).bernoulli_(keep, generator=source)
+                    for source in self.generators
                 ]
                 noise = torch.stack(masks).div_(keep)
-            return x * noise[who]
+            return x * noise[position]
 
         return drop
 
@@ -228,28 +230,28 @@ class _Stack:
             trained,
             {name: tensor[clients] for name, tensor in self.stats.items()},
             self.frozen.take(clients),
-            self.given.take(clients),
+            self.constants.take(clients),
             self.at,
             [optimizer.over(trained, lambda tensor: tensor[clients]) for optimizer in self.optimizers],
-            [self.dice[client] for client in clients.tolist()],
+            [self.generators[client] for client in clients.tolist()],
         )
 
-    def take_back(self, members: Sequence[int], part: "_Stack") -> None:
+    def write_back(self, members: Sequence[int], part: "_Stack") -> None:
         """Put clients that stepped apart back in their places."""
         clients = torch.tensor(members, device=self.device)
         for mine, theirs in ((self.trained, part.trained), (self.stats, part.stats)):
             for name, tensor in mine.items():
                 tensor.detach().index_copy_(0, clients, theirs[name].detach())
         for optimizer, partial in zip(self.optimizers, part.optimizers, strict=True):
-            optimizer.take_back(clients, partial)
+            optimizer.write_back(clients, partial)
 
-    def count_as(self, other: "_Stack") -> None:
-        """Take over how many steps the optimisers have done: whoever still learns has done as many as anybody."""
+    def copy_counters(self, other: "_Stack") -> None:
+        """Take over the step counts of the optimisers: all clients still training have done equally many."""
         for optimizer, partial in zip(self.optimizers, other.optimizers, strict=True):
-            optimizer.count_as(partial)
+            optimizer.copy_counters(partial)
 
     def part_of(self, position: int, log: TrainingLog) -> tuple[Weights, TrainingResult]:
-        """What one client has come to."""
+        """One client's weights and training result."""
         trained = {name: tensor.detach()[position] for name, tensor in self.trained.items()}
         params = {**trained, **self.frozen.of_client(position)}
         weights = Weights(params, {name: tensor[position] for name, tensor in self.stats.items()})
@@ -330,14 +332,18 @@ def _outline(value: Any) -> Hashable:
 
 def _leaves(value: Any) -> list[Tensor]:
     """The tensors of a structure, in the order in which `map_tensors` comes by."""
-    found: list[Tensor] = []
+    leaves: list[Tensor] = []
 
     def note(tensor: Tensor) -> Tensor:
-        found.append(tensor)
+        leaves.append(tensor)
         return tensor
 
     map_tensors(value, note)
-    return found
+    return leaves
+
+
+def _stacked_by_name(each: Sequence[Mapping[str, Tensor]], names: Iterable[str]) -> dict[str, Tensor]:
+    return {name: _stacked([tensors[name] for tensors in each]) for name in names}
 
 
 def _stacked(tensors: Sequence[Tensor]) -> Tensor:

@@ -26,7 +26,7 @@ _FLOATS = ("float32", "float64")
 
 
 @dataclass(frozen=True)
-class _Told:
+class _TrainedHeader:
     """What a client reports beside its upload."""
 
     loss: dict[str, float]
@@ -70,10 +70,10 @@ def decode_job(envelope: bytes, sender: str) -> tuple[jobs.Job, Message]:
 
 
 def encode_result(result: jobs.Result) -> bytes:
-    """What became of a job."""
+    """The result of a job."""
     if isinstance(result, jobs.Trained):
-        told = {"size": asdict(result.size), "loss": result.loss, "samples": result.samples}
-        return pack({"result": "trained", **told}, result.blob)
+        report = {"size": asdict(result.size), "loss": result.loss, "samples": result.samples}
+        return pack({"result": "trained", **report}, result.blob)
     if isinstance(result, jobs.Predicted):
         array = np.ascontiguousarray(result.probabilities)
         return pack({"result": "predicted", "dtype": array.dtype.name, "shape": array.shape}, array.tobytes())
@@ -86,8 +86,8 @@ def decode_result(envelope: bytes, sender: str) -> jobs.Result:
     kind = header.pop("result", None)
     if kind == "trained":
         size = _size(header.pop("size", None), body, sender)
-        told = _checked(_Told, header, sender)
-        return jobs.Trained(body, size, told.loss, told.samples)
+        report = _checked(_TrainedHeader, header, sender)
+        return jobs.Trained(body, size, report.loss, report.samples)
     if kind == "predicted":
         return jobs.Predicted(_array(header, body, sender))
     if kind == "score":
@@ -121,12 +121,12 @@ def _array(header: dict[str, Any], body: bytes, sender: str) -> Any:
         raise BadMessage(f"{sender}: the array does not have the shape that is promised ({error})") from None
 
 
-def _size(told: Any, body: bytes, sender: str) -> Bytes:
+def _size(report: Any, body: bytes, sender: str) -> Bytes:
     """Bytes by kind as the sender counted them, which must add up to what has arrived."""
-    if not isinstance(told, dict) or sorted(told) != sorted(KINDS):
+    if not isinstance(report, dict) or sorted(report) != sorted(KINDS):
         raise BadMessage(f"{sender}: the envelope does not say what its bytes are")
-    size: Bytes = _checked(Bytes, told, sender)
-    if size.total != len(body) or min(told.values()) < 0:
+    size: Bytes = _checked(Bytes, report, sender)
+    if size.total != len(body) or min(report.values()) < 0:
         raise BadMessage(f"{sender}: {len(body)} bytes have come where {size.total} are announced")
     return size
 

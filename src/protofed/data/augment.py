@@ -181,12 +181,12 @@ class Augment:
 
 
 def _parse_step(text: str) -> tuple[str, float]:
-    name, given, amount_text = text.partition("=")
+    name, equals, amount_text = text.partition("=")
     name = name.strip()
     if name not in _TRANSFORMS:
         raise unknown_name("augmentation", name, [*_TRANSFORMS, "none"])
     transform = _TRANSFORMS[name]
-    if not given:
+    if not equals:
         return name, transform.default
     try:
         amount = float(amount_text)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,8 +61,7 @@ class DataSummary:
     warnings: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class _Registered:
+class _Registered(NamedTuple):
     info: DataInfo
     loader: Reader
     options: Mapping[str, SettingInfo]
@@ -194,29 +193,43 @@ def _read(
     if form == "original" and root:
         return SOURCES[spec].load(root, image_size, settings), spec
     if form == "registered":
-        raw = _REGISTRY[spec].loader(**settings)
-        if root:
-            note = f"the data root has no folder {spec}; the embedded data of that name is used"
-            raw = replace(raw, warnings=(*raw.warnings, note))
-        return raw, spec
+        return _load_registered(spec, root, settings), spec
     if form != "absent" and root:
         return read_folder(root / spec, image_size), spec
+    if not path.exists():
+        _refuse_unknown(spec, root, plain_name)
+    return _read_path(path, image_size)
+
+
+def _load_registered(name: str, root: Path | None, settings: Mapping[str, Any]) -> RawData:
+    raw = _REGISTRY[name].loader(**settings)
+    if not root:
+        return raw
+    note = f"the data root has no folder {name}; the embedded data of that name is used"
+    return replace(raw, warnings=(*raw.warnings, note))
+
+
+def _read_path(path: Path, image_size: tuple[int, int] | None) -> tuple[RawData, str]:
+    """A manifest, an archive of arrays or a folder, and its short name."""
     if path.is_file() and path.suffix.lower() == ".csv":
         return read_manifest(path, image_size), path.stem
     if path.is_file() and path.suffix.lower() == ".npz":
         return read_npz([path], source=f"file {path.name}"), path.stem
-    if path.exists():
-        return read_folder(path, image_size), path.resolve().name
+    return read_folder(path, image_size), path.resolve().name
+
+
+def _refuse_unknown(spec: str, root: Path | None, plain_name: bool) -> None:
+    """Say what is wrong with a name or file that is nowhere; `read_folder` refuses a missing folder."""
     if spec in SOURCES:
         raise SOURCES[spec].missing(root)
-    if plain_name and not path.suffix:
+    suffix = Path(spec).suffix
+    if plain_name and not suffix:
         known = (
             {*_REGISTRY, *SOURCES, *(folder.name for folder in visible_folders(root) if root)} if root else _REGISTRY
         )
         raise UserError(f"{unknown_name('data', spec, known)}; or give a folder: {FOLDER_LAYOUT}")
-    if path.suffix.lower() in (".csv", ".npz"):
+    if suffix.lower() in (".csv", ".npz"):
         raise UserError(f"the file {spec} does not exist; give a manifest, a folder or a name ({', '.join(_REGISTRY)})")
-    return read_folder(path, image_size), path.name
 
 
 def _own_settings(spec: str, form: Form, given: Mapping[str, object]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The embedded data set: four domains of digits out of installed packages, real where real images are at hand.
+"""The embedded data set: four domains of digits out of installed packages, real where real images are available.
 
 `mnist` and `optdigits` are real. `mnistm_generated` and `syn_generated` are made here, in the manner of MNIST-M and of
 Synthetic Digits, and say so in their names. Everything is drawn from one fixed seed, so the images are the same in

@@ -25,12 +25,12 @@ class Circle:
     r: float
 
     def distances(self, points: FloatArray) -> FloatArray:
-        """How far each point [n, 2] lies from the centre."""
+        """Distance of each point [n, 2] from the centre."""
         return np.asarray(np.hypot(points[:, 0] - self.x, points[:, 1] - self.y))
 
 
 def fit_circle(points: FloatArray, weights: FloatArray | None = None) -> Circle | None:
-    """The weighted algebraic fit of a circle to points [n, 2]; None where the points lie on a line."""
+    """The weighted algebraic fit of a circle to points [n, 2]; None where the points are collinear."""
     w = np.full(len(points), 1.0) if weights is None else weights
     w = w / w.sum()
     centre = w @ points

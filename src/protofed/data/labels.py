@@ -12,15 +12,15 @@ from protofed.errors import UserError, unknown_name
 def parse_labels(rule: str, classes: Sequence[str]) -> dict[str, list[int]]:
     """New class -> old class numbers, in the order of the rule; old classes go by name, number or range of them."""
     groups: dict[str, list[int]] = {}
-    taken: dict[int, str] = {}
+    assigned: dict[int, str] = {}
     for item in rule.split(","):
         old, equals, new = (text.strip() for text in item.rpartition("="))
         if not (equals and old and new):
             raise UserError(f"labels: {item.strip()!r} is not OLD=NEW; for example 0=healthy,1-4=diseased")
         for number in _old_classes(old, classes):
-            if taken.setdefault(number, new) != new:
+            if assigned.setdefault(number, new) != new:
                 raise UserError(
-                    f"labels: class {classes[number]!r} goes to {taken[number]!r} and to {new!r}; choose one"
+                    f"labels: class {classes[number]!r} goes to {assigned[number]!r} and to {new!r}; choose one"
                 )
             if number not in groups.setdefault(new, []):
                 groups[new].append(number)

@@ -59,7 +59,7 @@ class Census:
     sites: Mapping[str, Hello]
 
     @classmethod
-    def taken(cls, hellos: Mapping[str, Hello], shape: tuple[int, int, int] | None = None) -> "Census":
+    def of(cls, hellos: Mapping[str, Hello], shape: tuple[int, int, int] | None = None) -> "Census":
         """What the sites agree on; one that differs is named. Shapes may differ where the run fixes one."""
         first, model = next(iter(hellos.items()))
         for name, hello in hellos.items():
@@ -90,7 +90,7 @@ class Census:
             )
 
     def dataset(self, normalise: str | None, own: Domain | None = None) -> Dataset:
-        """Blank images in the place of all that is elsewhere."""
+        """Blank images that stand for those at the sites."""
         channels = self.image_shape[0]
         normalisation = Normalise.named(normalise, channels) if normalise else Normalise.default(channels)
         domains = {

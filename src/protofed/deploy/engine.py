@@ -81,7 +81,7 @@ class SitesEngine:
             yield job, self._result(job, reply)
 
     def ask(self, requests: Mapping[str, SiteRequest], timeout: float) -> Iterator[tuple[str, bytes | Failed]]:
-        """Send requests that are no jobs, by the name of the site; the replies as they come."""
+        """Send requests other than jobs, by site name; yields the replies as they come."""
         names = [name for name in requests if name in self.nodes]
         messages = [
             OutgoingMessage(self.nodes[name], "query", requests[name].kind, requests[name].to_bytes()) for name in names

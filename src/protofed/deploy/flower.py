@@ -30,7 +30,7 @@ NOT_ACTIVATED = "Failed to activate SuperNode"
 """Its log line where its key is not registered. Worded otherwise, a stranger gets the log as the reason."""
 
 _ONLINE, _UNREGISTERED = "online", "unregistered"
-"""States of a node. Renamed, nobody would count as connected, or revoked sites as members."""
+"""States of a node. If renamed, no site would count as connected, or revoked ones as members."""
 _FINISHED = "finished"
 """State of a run. Renamed, the next run would try to stop runs that are over."""
 
@@ -81,7 +81,7 @@ def public_key_bytes(key: "EllipticCurvePublicKey") -> bytes:
 
 @contextmanager
 def control_client(address: str, authority: bytes, secret: bytes) -> Iterator["ControlHttpClient"]:
-    """A connection to the SuperLink's Control API; a ConnectionError where nobody answers.
+    """A connection to the SuperLink's Control API; a ConnectionError if it does not answer.
 
     It depends on Flower's HTTP clients, which were gRPC before, and on their interceptors: without ours the secret is
     not sent, and superlink.py refuses every request.
@@ -111,7 +111,7 @@ class _SecretInterceptor:
 
 
 def list_nodes(control: "ControlHttpClient") -> list[MemberNode]:
-    """All nodes that are registered. Without it nobody is known to be connected, and no run begins."""
+    """All nodes that are registered. Without it no site counts as connected, and no run begins."""
     from flwr.proto.control_pb2 import ListNodesRequest
 
     infos = control.ListNodes(ListNodesRequest()).nodes_info
@@ -123,7 +123,7 @@ def list_nodes(control: "ControlHttpClient") -> list[MemberNode]:
 
 
 def register_node(control: "ControlHttpClient", name: str, public_key: bytes) -> None:
-    """Let in whoever holds the private key. Without it no site can connect."""
+    """Admit the holder of the private key. Without it no site can connect."""
     from flwr.proto.control_pb2 import RegisterNodeRequest
 
     control.RegisterNode(RegisterNodeRequest(public_key=public_key, name=name))
@@ -166,7 +166,7 @@ def stop_runs(control: "ControlHttpClient") -> None:
 
 
 def runtime_client(address: str, secret: bytes, authority: bytes | None) -> "RuntimeHttpClient":
-    """A connection by which a process offers itself to do tasks, in the place of Flower's SuperExec.
+    """A connection by which a process offers to do tasks, instead of Flower's SuperExec.
 
     It signs what SuperExec signs; where Flower signs otherwise, no task is given out.
     """

@@ -47,7 +47,7 @@ class ServerKeys:
 
     folder: Path
     authority: Path
-    """The certificate everybody trusts."""
+    """The certificate that server and sites trust."""
     certificate: Path
     """The server's own."""
     private: Path

@@ -1,4 +1,4 @@
-"""What a site allows, in a file of its own, whoever runs the server.
+"""What a site allows: its own policy file, independent of the server.
 
 methods = ["i2pfl", "fedavg"]     # nothing else is trained here
 rounds = 200                      # most rounds of a run
@@ -59,7 +59,7 @@ class Policy(BaseModel):
         if not parse_guard(guard).at_least(parse_guard(self.guard)):
             raise Refused(f"its policy asks for the guard {self.guard}; the run has {guard or 'none'}")
 
-    def let_out(self, size: int) -> None:
+    def check_size(self, size: int) -> None:
         """Refuse to send a message that is too large."""
         if self.message_bytes is not None and size > self.message_bytes:
             raise Refused(f"its policy lets out {self.message_bytes} bytes at most, the message has {size}")

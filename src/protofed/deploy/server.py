@@ -50,7 +50,7 @@ def serve(
     keys: ServerKeys,
     address: str,
     out: Path,
-    given: Mapping[str, Any],
+    user_options: Mapping[str, Any],
     limits: WaitLimits,
     *,
     resume: bool = False,
@@ -59,9 +59,9 @@ def serve(
     """Run a federation over sites; the folder is that of any run, without the sites' models."""
     if resume:
         stored = Run(out).options
-        refuse_changes(stored, given)
-        given = {**stored, **given}
-    options = make_options({**given, "data": SITES, "engine": "flower", "protocol": "one-per-domain"})
+        refuse_changes(stored, user_options)
+        user_options = {**stored, **user_options}
+    options = make_options({**user_options, "data": SITES, "engine": "flower", "protocol": "one-per-domain"})
     if options.ensemble:
         raise UserError("--ensemble needs all test images in one place; leave it out in a deployment")
     accepted = AcceptedRounds(out / "clients")
@@ -95,14 +95,11 @@ class _Server:
         options: Options,
         limits: WaitLimits,
     ) -> None:
-        self._link = link
-        self._folder = folder
-        self._accepted = accepted
-        self._options = options
-        self._limits = limits
+        self._link, self._options, self._limits = link, options, limits
+        self._folder, self._accepted = folder, accepted
         self._engine = SitesEngine(grid, link.admit_members(), accepted, limits.round_timeout)
         self._identity = uuid.uuid4().hex
-        self._turned_away: set[str] = set()
+        self._refused_sites: set[str] = set()
 
     def run(self, resume: bool, callbacks: list[Any]) -> Run:
         census = self._census(resume)
@@ -132,7 +129,7 @@ class _Server:
             if not members:
                 raise UserError("nobody may take part: there are no public keys of sites; see protofed deploy keys")
             self._refuse_too_few_members()
-            return Census.taken(dict(sorted(self._hellos(members).items())), self._fixed_shape())
+            return Census.of(dict(sorted(self._hellos(members).items())), self._fixed_shape())
         stored = json.loads((self._folder.path / _MEMBERS).read_text())
         self._identity = stored["run"]
         census = Census.read(stored["census"], _MEMBERS)
@@ -235,7 +232,7 @@ class _Server:
         self._refuse_too_few_members()
         assert self._engine.terms is not None
         census = self._engine.terms.census
-        late = [name for name in self._engine.nodes if name not in census.sites and name not in self._turned_away]
+        late = [name for name in self._engine.nodes if name not in census.sites and name not in self._refused_sites]
         if not late:
             return
         for name, hello in self._ask_hello(late).items():
@@ -246,7 +243,7 @@ class _Server:
                 federation.admit(assembly.prepared)
             except (UserError, BadMessage) as problem:
                 self._engine.terms = before
-                self._turned_away.add(name)
+                self._refused_sites.add(name)
                 reason = (
                     str(problem) if isinstance(problem, UserError) else "the method's clients are fixed from the start"
                 )

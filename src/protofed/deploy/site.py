@@ -132,12 +132,12 @@ class Site:
         return self._data.read(self.name)
 
     def answer(self, envelope: bytes) -> bytes:
-        """The reply to a message; whatever goes wrong is a reply too, and every reply is written down."""
+        """The reply to a message; errors are replies, too, and every reply is logged."""
         request: SiteRequest | None = None
         try:
             request = SiteRequest.from_bytes(envelope)
             kind, round, reply = self._reply(request)
-            self._policy.let_out(len(reply))
+            self._policy.check_size(len(reply))
         except (BadMessage, Refused, UserError) as problem:
             kind, round, reply = "refusal", None, encode_result(Failed(str(problem)))
         except Exception as error:
@@ -223,9 +223,9 @@ class _SiteRun:
 
     def perform(self, job: Job, message: Message, accepted: int | None) -> Result:
         """Do a job of this site's client, from the state after the last round that the server accepted."""
-        mine = isinstance(job, Train | Project) and job.client == self._client
-        mine |= isinstance(job, Evaluate) and (job.client == self._client or job.domain == self._domain)
-        if not mine:
+        is_own = isinstance(job, Train | Project) and job.client == self._client
+        is_own |= isinstance(job, Evaluate) and (job.client == self._client or job.domain == self._domain)
+        if not is_own:
             raise Refused(f"{type(job).__name__.lower()} is not done here for others")
         self._settle(job.round, accepted)
         with one_thread():

@@ -1,4 +1,4 @@
-"""Flower's SuperLink with its Control API locked, run as a program of its own.
+"""Flower's SuperLink with its Control API locked, run as a separate program.
 
 All its interfaces share one port. Sites prove who they are by their keys, but whoever reaches the port could also
 administer it: start runs, or register a key of his own. Here administration takes the secret that lies in a file on
@@ -41,8 +41,8 @@ class _ControlAuthMiddleware:
     def _is_allowed(self, scope: _Scope) -> bool:
         if scope["path"].startswith(("/v1/fleet/", "/v1/runtime/")) or scope["path"] == "/health":
             return True
-        given = dict(scope["headers"]).get(SECRET_HEADER.encode(), b"")
-        return hmac.compare_digest(given, self._secret)
+        secret = dict(scope["headers"]).get(SECRET_HEADER.encode(), b"")
+        return hmac.compare_digest(secret, self._secret)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Flower's SuperNode with shorter waits, run as a program of its own.
+"""Flower's SuperNode with shorter waits, run as a separate program.
 
 Flower's looks for messages every three seconds, whatever happens. A round is a few short exchanges, and would consist
 of waiting. Here the wait follows what is going on: a node that has just answered looks often, an idle one seldom.
@@ -18,20 +18,20 @@ _SHARE = 0.1
 
 
 def pause_after(silence: float, longest: float = _LONGEST) -> float:
-    """Seconds until the next look: what comes has waited a tenth of the silence before it at most."""
+    """Seconds until the next poll: a message waits at most a tenth of the silence before it."""
     return min(max(_SHARE * silence, _SHORTEST), longest)
 
 
-def patiently(look: Callable[..., int | None]) -> Callable[..., int]:
-    """The same look for a message, repeated until there is one."""
+def poll_until_message(look: Callable[..., int | None]) -> Callable[..., int]:
+    """The function that looks for a message, repeated until there is one."""
 
-    def until_there_is_one(**arguments: Any) -> int:
+    def poll(**arguments: Any) -> int:
         begin = time.monotonic()
         while (run_id := look(**arguments)) is None:
             time.sleep(pause_after(time.monotonic() - begin))
         return run_id
 
-    return until_there_is_one
+    return poll
 
 
 def main() -> None:
@@ -43,7 +43,7 @@ def main() -> None:
     from flwr.supernode import start_client_internal
     from flwr.supernode.cli import flower_supernode
 
-    start_client_internal._pull_and_store_message = patiently(start_client_internal._pull_and_store_message)
+    start_client_internal._pull_and_store_message = poll_until_message(start_client_internal._pull_and_store_message)
     flower_supernode()
 
 

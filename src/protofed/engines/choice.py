@@ -80,7 +80,7 @@ def _fastest(processes: int, participants: int, prepared: Prepared) -> EngineCho
         return best
     try:
         together = trial.stacked_step_seconds() * steps
-    except Exception:  # whatever a method does that vmap does not know: the others can do it
+    except Exception:  # vmap does not support everything a method may do; the other engines do
         return best
     if together > _CLEAR_WIN * bit_equal:
         return replace(best, reason=f"{best.reason}, {together:.3g} s in vmap")

@@ -235,7 +235,7 @@ class FlowerEngine:
 
 
 def _opened(opened: "Queue[Grid | BaseException]", wanted: int) -> tuple["Grid", list[int]]:
-    """The grid and its nodes, which come into being after it."""
+    """The grid and its nodes, which register after it."""
     grid = opened.get()
     while not isinstance(grid, BaseException):
         nodes = sorted(grid.get_node_ids())
@@ -258,7 +258,7 @@ def _result(envelope: bytes, job: Job) -> Result:
 def _simulate(
     recipe: Recipe, nodes: int, workers: int, opened: "Queue[Grid | BaseException]", over: threading.Event
 ) -> None:
-    """The life of the simulation: its server app only hands out the grid and waits for the end."""
+    """Run the simulation: its server app only hands out the grid and waits for the end."""
     from flwr.serverapp import ServerApp
     from flwr.simulation import run_simulation
 

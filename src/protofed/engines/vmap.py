@@ -11,22 +11,21 @@ from protofed.clients.client import ReadyClient, attempted
 from protofed.clients.training import TrainingResult
 from protofed.clients.trial import training_bytes
 from protofed.clients.vectorised import stackable, train_stacked
+from protofed.engines.loop import LoopEngine
 from protofed.records import Message
 
 log = logging.getLogger("protofed")
 
 _MEMORY = 2**30
-"""What a crew may take of the main memory."""
+"""What a group may take of the main memory."""
 _SHARE_OF_DEVICE = 0.5
 """What it may take of the free memory of a graphics card."""
 
 
-class VmapEngine:
-    """Trains clients in crews as large as memory allows; everything else is done one by one."""
+class VmapEngine(LoopEngine):
+    """Trains clients in groups as large as memory allows; everything else is done one by one, as in the loop."""
 
     name = "vmap"
-    workers = 1
-    scattered = False
     trains_groups = False
 
     def __init__(self, prepared: Prepared) -> None:
@@ -36,29 +35,24 @@ class VmapEngine:
         self._bytes_each: dict[int, int] = {}
 
     def perform(self, jobs: Sequence[tuple[Job, Message]]) -> Iterator[tuple[Job, Result]]:
-        """Crew by crew, the largest clients first: neighbours then have batches of equal shape most of the time."""
+        """Group by group, the largest clients first: neighbours then have batches of equal shape most of the time."""
         training = [(job, message) for job, message in jobs if isinstance(job, Train)]
         training.sort(key=lambda entry: self._context.sizes[entry[0].client], reverse=True)
         while training:
             room = self._room(training[0])
             yield from self._train(training[:room])
             training = training[room:]
-        for job, message in jobs:
-            if not isinstance(job, Train):
-                yield job, self._side.perform(job, message)
-
-    def close(self) -> None:
-        """Nothing was started."""
+        yield from super().perform([(job, message) for job, message in jobs if not isinstance(job, Train)])
 
     def _train(self, jobs: Sequence[tuple[Train, Message]]) -> Iterator[tuple[Job, Result]]:
-        """One crew. If anything goes wrong the rest of it trains one by one, so that a client costs only itself."""
+        """One group. If anything goes wrong the remaining clients train one by one, so a failure costs one client."""
         method, side = self._context.method, self._side
         left = dict(jobs)
         try:
             prepared = [side.prepare(job, message) for job, message in jobs]
-            for crew in stackable(prepared):
-                net = side.net_of(crew[0].job.client)
-                for ready, weights, result in train_stacked(method, net, crew, self._context.precision):
+            for group in stackable(prepared):
+                net = side.net_of(group[0].job.client)
+                for ready, weights, result in train_stacked(method, net, group, self._context.precision):
                     net.load(weights)
                     del left[ready.job]
                     yield ready.job, attempted(partial(self._finished, ready, result))

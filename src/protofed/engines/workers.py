@@ -44,7 +44,7 @@ class SharedBuffer:
         self._file = os.memfd_create("protofed")
 
     def write(self, blob: bytes) -> None:
-        """Replace what is written. Whoever reads must have done so."""
+        """Replace the content, once all readers are done with it."""
         os.ftruncate(self._file, len(blob))
         if blob:
             with mmap.mmap(self._file, len(blob)) as view:
@@ -58,7 +58,7 @@ class SharedBuffer:
             return view[:]
 
     def close(self) -> None:
-        """Give the memory back, once everybody else has."""
+        """Close this process' end; the memory is freed with the last one."""
         os.close(self._file)
 
 
@@ -73,50 +73,50 @@ class WorkersEngine:
         self.workers = workers
         self._prepared = prepared
         self._context = prepared.context
-        self._board = SharedBuffer()
+        self._shared_message = SharedBuffer()
         self._features = feature_store(prepared.context)  # made here, so that the workers have it together
-        self._crew = [self._hire() for _ in range(workers)]
+        self._processes = [self._start_worker() for _ in range(workers)]
 
     def perform(self, jobs: Sequence[tuple[Job, Message]]) -> Iterator[tuple[Job, Result]]:
         """The results as they come; the longest jobs are handed out first so that no core waits for a straggler."""
         waiting = deque(sorted(jobs, key=lambda entry: self._effort(entry[0]), reverse=True))
-        posted = _most_common(jobs)
-        if posted is not None:
-            self._board.write(posted.blob)
+        shared = _most_common(jobs)
+        if shared is not None:
+            self._shared_message.write(shared.blob)
         busy: dict[Connection, tuple[_Worker, Job]] = {}
 
-        def occupy(worker: _Worker) -> None:
+        def assign(worker: _Worker) -> None:
             if waiting:
                 job, message = waiting.popleft()
-                worker.give(job, message, on_board=message is posted)
-                busy[worker.line] = (worker, job)
+                worker.send(job, message, is_shared=message is shared)
+                busy[worker.connection] = (worker, job)
 
-        for worker in self._crew:
-            occupy(worker)
+        for worker in self._processes:
+            assign(worker)
         while busy:
-            for line in wait(list(busy)):
-                assert isinstance(line, Connection)
-                worker, job = busy.pop(line)
-                result = worker.answer()
-                # It goes on while its result is looked at here.
-                occupy(self._successor(worker) if worker.dead else worker)
+            for connection in wait(list(busy)):
+                assert isinstance(connection, Connection)
+                worker, job = busy.pop(connection)
+                result = worker.receive()
+                # The worker goes on while its result is processed here.
+                assign(self._replacement(worker) if worker.dead else worker)
                 yield job, result
 
     def close(self) -> None:
         """End the workers, also those in the middle of a job."""
-        for worker in self._crew:
-            worker.dismiss()
-        if self._crew:
-            self._board.close()
-        self._crew = []
+        for worker in self._processes:
+            worker.kill()
+        if self._processes:
+            self._shared_message.close()
+        self._processes = []
 
-    def _successor(self, dead: "_Worker") -> "_Worker":
-        self._crew.remove(dead)
-        self._crew.append(self._hire())
-        return self._crew[-1]
+    def _replacement(self, dead: "_Worker") -> "_Worker":
+        self._processes.remove(dead)
+        self._processes.append(self._start_worker())
+        return self._processes[-1]
 
-    def _hire(self) -> "_Worker":
-        return _Worker(self._prepared, self._features, self._board)
+    def _start_worker(self) -> "_Worker":
+        return _Worker(self._prepared, self._features, self._shared_message)
 
     def _effort(self, job: Job) -> int:
         """How much work a job is, relative to others of its kind."""
@@ -137,33 +137,35 @@ def _most_common(jobs: Sequence[tuple[Job, Message]]) -> Message | None:
 
 
 class _Worker:
-    """The parent's end of one process; it remembers which message the process has at hand, to send it only once."""
+    """The parent's end of one process; it remembers the last message sent, to send it only once."""
 
-    def __init__(self, prepared: Prepared, features: FeatureStore | None, board: SharedBuffer) -> None:
+    def __init__(self, prepared: Prepared, features: FeatureStore | None, shared_message: SharedBuffer) -> None:
         fork = multiprocessing.get_context("fork")
-        self.line, far_end = fork.Pipe()
+        self.connection, child_end = fork.Pipe()
         self.dead = False
-        self._at_hand: Message | None = None
+        self._last_message: Message | None = None
         self._upload = SharedBuffer()
         self._process: BaseProcess = fork.Process(
-            target=_serve, args=(far_end, self.line, board, self._upload, prepared, features), daemon=True
+            target=_serve,
+            args=(child_end, self.connection, shared_message, self._upload, prepared, features),
+            daemon=True,
         )
         self._process.start()
-        far_end.close()
+        child_end.close()
 
-    def give(self, job: Job, message: Message, *, on_board: bool) -> None:
-        """Start a job; the message lies on the board, or goes with it unless it is at hand already."""
-        known = self._at_hand is message
-        self._at_hand = message
-        content: Message | Bytes | None = None if known else message.size if on_board else message
+    def send(self, job: Job, message: Message, *, is_shared: bool) -> None:
+        """Start a job; the message is in shared memory, or sent along unless the process has it already."""
+        unchanged = self._last_message is message
+        self._last_message = message
+        content: Message | Bytes | None = None if unchanged else message.size if is_shared else message
         # A dead process is noticed when its answer is awaited.
         with suppress(BrokenPipeError):
-            self.line.send((job, content))
+            self.connection.send((job, content))
 
-    def answer(self) -> Result:
+    def receive(self) -> Result:
         """The result of the job it was given."""
         try:
-            result: Result = self.line.recv()
+            result: Result = self.connection.recv()
         except (EOFError, OSError):
             self._process.join()
             self.dead = True
@@ -171,38 +173,38 @@ class _Worker:
             return Failed(f"its process ended with code {self._process.exitcode}")
         return replace(result, blob=self._upload.read()) if isinstance(result, Trained | TrainedGroup) else result
 
-    def dismiss(self) -> None:
+    def kill(self) -> None:
         """End the process."""
         self._process.kill()
         self._process.join()
-        self.line.close()
+        self.connection.close()
         self._upload.close()
 
 
 def _serve(
-    line: Connection,
-    parents_end: Connection,
-    board: SharedBuffer,
+    connection: Connection,
+    parent_end: Connection,
+    shared_message: SharedBuffer,
     upload: SharedBuffer,
     prepared: Prepared,
     features: FeatureStore | None,
 ) -> None:
-    """The life of a worker: perform what comes until the parent is gone."""
+    """Main loop of a worker: perform jobs until the parent is gone."""
     die_with_parent()
-    parents_end.close()
+    parent_end.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what ends
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
     side = ClientSide(prepared, features)
-    at_hand: Message | None = None
+    message: Message | None = None
     with suppress(EOFError, BrokenPipeError):
         while True:
-            job, content = line.recv()
+            job, content = connection.recv()
             if content is not None:
-                at_hand = Message(board.read(), content) if isinstance(content, Bytes) else content
-            assert at_hand is not None
-            result = side.perform(job, at_hand)
+                message = Message(shared_message.read(), content) if isinstance(content, Bytes) else content
+            assert message is not None
+            result = side.perform(job, message)
             if isinstance(result, Trained | TrainedGroup):
                 upload.write(result.blob)
                 result = replace(result, blob=b"")
-            line.send(result)
+            connection.send(result)

@@ -60,7 +60,7 @@ def _compared(one: Explanation, other: Explanation, rng: np.random.Generator) ->
 
 
 def _by_chance(one: Box, other: Box, size: tuple[int, int], rng: np.random.Generator) -> float:
-    """Mean overlap of two boxes of these sizes that lie anywhere."""
+    """Mean overlap of two boxes of these sizes at random places."""
     return mean(random_box(one, size, rng).overlap(random_box(other, size, rng)) for _ in range(_RANDOMS))
 
 

@@ -269,5 +269,5 @@ def _explanations(
 def _ranked(lift: Tensor) -> list[int]:
     """By how much they speak; but the one that speaks most for the prediction comes first."""
     first = int(lift.argmax())
-    rest: Sequence[int] = lift.abs().argsort(descending=True, stable=True).tolist()
-    return [first, *(j for j in rest if j != first)]
+    by_lift: Sequence[int] = lift.abs().argsort(descending=True, stable=True).tolist()
+    return [first, *(j for j in by_lift if j != first)]

@@ -50,8 +50,10 @@ def from_domain(opened: OpenRun, domain: str, count: int | None = None, label: s
     picked = every[:count]
     if not picked:
         raise UserError(f"{domain} has no test images of class {label}")
-    taken = test.take(picked)
-    return SelectedImages(taken.x, tuple(f"{domain} image {i}" for i in picked), tuple(taken.y.tolist()), tuple(picked))
+    selected = test.take(picked)
+    return SelectedImages(
+        selected.x, tuple(f"{domain} image {i}" for i in picked), tuple(selected.y.tolist()), tuple(picked)
+    )
 
 
 def class_number_of(opened: OpenRun, label: str) -> int:

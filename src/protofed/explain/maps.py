@@ -13,7 +13,7 @@ COARSE = 8
 
 PERCENTILE = 95.0
 _WIDE = 1 / 3
-"""Share of an image from which on a box tells no place: the peaks in it lie far apart."""
+"""Share of an image above which a box is too large to locate anything: its peaks are far apart."""
 _FLAT_SHARE = 0.25
 """Largest share of an image that a peak may cover; beyond it the percentile is the ground, not the peak."""
 _FLAT_RANGE = 1e-3
@@ -46,7 +46,7 @@ class Box(NamedTuple):
         return self.height * self.width
 
     def contains(self, row: float, column: float) -> bool:
-        """Whether a place lies inside."""
+        """Whether a position is inside."""
         return self.top <= row < self.bottom and self.left <= column < self.right
 
     def overlap(self, other: "Box") -> float:

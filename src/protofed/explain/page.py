@@ -11,7 +11,7 @@ from protofed.text import percent
 
 
 def page(content: Mapping[str, Any], folder: Path) -> str:
-    """The page for the content of explanations.json, whose pictures lie in `folder`."""
+    """The page for the content of explanations.json, whose pictures are in `folder`."""
     sections = [*_images(content, folder), *_tables(content, folder)]
     return document(content["title"], _header(content), tag("main", _findings(content), *sections))
 

@@ -19,7 +19,7 @@ Colour = tuple[int, int, int]
 WARM, COOL = (230, 85, 13), (33, 113, 181)
 _RED, _INK = (220, 20, 30), (30, 30, 30)
 _PAPER, _PALE, _FAINT = (255, 255, 255), (238, 238, 238), (110, 110, 110)
-# One for each client's box where all lie in one image: Okabe and Ito's, less those that the maps have.
+# One per client where all boxes are in one image: Okabe and Ito's, less those that the maps have.
 _CLIENTS: tuple[Colour, ...] = ((86, 180, 233), (240, 228, 66), (0, 158, 115), (204, 121, 167), (255, 255, 255))
 _CELL, _GAP, _LINE, _MARGIN = 160, 10, 18, 84
 _TEXT = 13
@@ -36,13 +36,13 @@ class Column:
     source: Pixels | None
     """The patch behind the prototype."""
     right: bool | None = None
-    """Whether the prediction is; None where nobody knows."""
+    """Whether the prediction is right; None without a label."""
 
     @property
     def strength(self) -> float:
         """How much the prototype's place says, beside that of the client's loudest one."""
-        loudest = max(abs(each.lift) for each in self.explanation.evidence)
-        return abs(self.evidence.lift) / loudest if loudest > 0 else 0.0
+        strongest = max(abs(each.lift) for each in self.explanation.evidence)
+        return abs(self.evidence.lift) / strongest if strongest > 0 else 0.0
 
 
 def overlay(image: Pixels, evidence: Evidence, strength: float = 1.0) -> Pixels:
@@ -94,7 +94,7 @@ def colour(image: NDArray[np.uint8]) -> Pixels:
 
 
 def _together(sheet: Image.Image, image: Pixels, columns: Sequence[Column], head: int) -> None:
-    """The column before the clients': nothing on the image, then everybody's box, and what the colours mean."""
+    """The column before the clients': the plain image, then all clients' boxes, and what the colours mean."""
     draw = ImageDraw.Draw(sheet)
     draw.text((_MARGIN, head - 4), "unmarked", fill=_FAINT, font=_font(), anchor="lb")
     sheet.paste(_scaled(image), (_MARGIN, head))

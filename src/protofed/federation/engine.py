@@ -1,4 +1,4 @@
-"""What an engine is: where clients run, in whatever order it likes; and its results in canonical order."""
+"""What an engine is: it runs clients somewhere, in any order; and its results in canonical order."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -25,7 +25,7 @@ class Engine(Protocol):
         """The results as they come, in any order."""
 
     def close(self) -> None:
-        """End whatever was started."""
+        """Stop all processes it started."""
 
 
 _WAITING_IN_MEMORY = 32 * 2**20

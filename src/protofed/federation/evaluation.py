@@ -37,11 +37,11 @@ class Member:
     model: Message
 
 
-class _Case(NamedTuple):
-    """All that decides a client's score; clients with the same case have the same score, so it is computed once."""
+class _ScoringKey(NamedTuple):
+    """All that decides a client's score; clients with the same key have the same score, so it is computed once."""
 
     model: str | int | None
-    """Whose weights: the server's (None), a client's by name, or by its architecture where nobody has trained it."""
+    """Whose weights: the server's (None), a client's by name, or by architecture while untrained."""
     message: int | None
     """Identity of the message that is loaded over them; comparing its bytes would cost more than it could save."""
     predictor: str | None
@@ -64,7 +64,7 @@ class Evaluator:
         self._ever_trained: set[str] = set()
         # The default prediction looks at nothing but the network, so the same network gives the same score.
         self._network_decides = type(context.method).predict is Method.predict
-        self._lasting: dict[_Case, Score] = {}
+        self._cached_scores: dict[_ScoringKey, Score] = {}
         partition = context.partition
         self._own_holdout = any(len(indices) for indices in partition.holdout.values())
         self._held_out = partition.held_out
@@ -76,15 +76,15 @@ class Evaluator:
         return "own hold-out" if self._own_holdout else "own domain's test set"
 
     def trained(self, clients: Iterable[str]) -> None:
-        """These clients' own models may have changed; what is known of the others' still holds."""
+        """These clients' own models may have changed; the cached scores of the others still hold."""
         changed = set(clients)
         self._ever_trained |= changed
-        self._lasting = {case: score for case, score in self._lasting.items() if case.model not in changed}
+        self._cached_scores = {key: score for key, score in self._cached_scores.items() if key.model not in changed}
 
     def absences(self) -> list[dict[str, str]]:
-        """Who could not be asked since this was last asked for, as events of a round."""
-        told, self._absences = self._absences, []
-        return told
+        """Clients that did not answer since the last call, as events of a round."""
+        absences, self._absences = self._absences, []
+        return absences
 
     def evaluate(
         self,
@@ -170,15 +170,15 @@ class Evaluator:
     ) -> dict[str, Score]:
         """Every client's score; where several would use the same model on the same images, it is scored once."""
         messages = self._messages(view, broadcast_to)
-        cases = {client: self._case(view, client, message, validates) for client, message in messages.items()}
-        scores = dict(self._lasting)
-        to_score = {case: client for client, case in reversed(cases.items()) if case not in scores}
-        jobs = self._jobs(view, round, dict(reversed(to_score.items())), validates)
+        keys = {client: self._scoring_key(view, client, message, validates) for client, message in messages.items()}
+        scores = dict(self._cached_scores)
+        missing = {key: client for client, key in reversed(keys.items()) if key not in scores}
+        jobs = self._jobs(view, round, dict(reversed(missing.items())), validates)
         results = self._perform([(job, messages[str(job.client)]) for job in jobs], Score)
-        for job, result in results.items():  # a job that nobody was there to do has none
+        for job, result in results.items():  # an absent client has none
             scores.update(zip(jobs[job], result.parts or (result,), strict=True))
-        self._lasting = {case: score for case, score in scores.items() if case.message is None}
-        return {client: scores.get(case, _NO_SAMPLES) for client, case in cases.items()}
+        self._cached_scores = {key: score for key, score in scores.items() if key.message is None}
+        return {client: scores.get(key, _NO_SAMPLES) for client, key in keys.items()}
 
     def _messages(self, view: View, broadcast_to: Callable[[str], Message]) -> dict[str, Message]:
         """What each client would be sent; one message for all where it makes no difference."""
@@ -188,61 +188,61 @@ class Evaluator:
         return {client: broadcast_to(client) for client in clients}
 
     def _uses_servers_model(self, view: View) -> bool:
-        """Whether every client would use the server's model, whatever else its message says."""
+        """Whether every client would use the server's model, whatever else the message holds."""
         return self._network_decides and view == "personal" and self._context.method.kind == "global"
 
-    def _case(self, view: View, client: str, message: Message, validates: bool) -> _Case:
+    def _scoring_key(self, view: View, client: str, message: Message, validates: bool) -> _ScoringKey:
         own = validates or self._own_holdout
         test = (client if own else self._context.partition.domain[client], validates)
         if not self._network_decides:
-            return _Case(client, id(message), client, test)
+            return _ScoringKey(client, id(message), client, test)
         if self._uses_servers_model(view):
-            return _Case(None, id(message), None, test)
+            return _ScoringKey(None, id(message), None, test)
         model = client if client in self._ever_trained else self._context.architecture_of(client)
         loads = view == "personal" and self._context.method.loads != nothing
-        return _Case(model, id(message) if loads else None, None, test)
+        return _ScoringKey(model, id(message) if loads else None, None, test)
 
     def _jobs(
-        self, view: View, round: int, clients: Mapping[_Case, str], validates: bool
-    ) -> dict[Evaluate, Sequence[_Case]]:
-        """The jobs that score these cases, each for one client that has it; small test sets share a job."""
+        self, view: View, round: int, clients: Mapping[_ScoringKey, str], validates: bool
+    ) -> dict[Evaluate, Sequence[_ScoringKey]]:
+        """One job per key, for any client that has it; small test sets share a job."""
         own = validates or self._own_holdout
         share = own and not self._engine.scattered
-        jobs: dict[Evaluate, Sequence[_Case]] = {}
-        for group in self._sharing(clients) if share else [[case] for case in clients]:
-            first, *others = (clients[case] for case in group)
+        jobs: dict[Evaluate, Sequence[_ScoringKey]] = {}
+        for group in self._group_by_network(clients) if share else [[key] for key in clients]:
+            first, *others = (clients[key] for key in group)
             domain = None if own else self._context.partition.domain[first]
             jobs[Evaluate(view, round, first, domain, validates, tuple(others))] = group
         return jobs
 
-    def _sharing(self, cases: Iterable[_Case]) -> list[list[_Case]]:
-        """Cases whose test sets go through one network together, cut so that there is work for every process.
+    def _group_by_network(self, keys: Iterable[_ScoringKey]) -> list[list[_ScoringKey]]:
+        """Keys whose test sets go through one network together, cut so that there is work for every process.
 
         Where the cuts are depends on nothing but the partition, and so do the results. Empty test sets are left out.
         """
-        groups: dict[object, list[list[_Case]]] = {}
-        room: dict[object, int] = {}
-        for case in cases:
-            size = self._context.test_size(*case.test)
+        groups: dict[object, list[list[_ScoringKey]]] = {}
+        capacity: dict[object, int] = {}
+        for key in keys:
+            size = self._context.test_size(*key.test)
             if not size:
                 continue
-            if room.get(case.network, 0) <= 0:
-                groups.setdefault(case.network, []).append([])
-                room[case.network] = _SCORED_TOGETHER
-            groups[case.network][-1].append(case)
-            room[case.network] -= size
+            if capacity.get(key.network, 0) <= 0:
+                groups.setdefault(key.network, []).append([])
+                capacity[key.network] = _SCORED_TOGETHER
+            groups[key.network][-1].append(key)
+            capacity[key.network] -= size
         return [group for of_network in groups.values() for group in of_network]
 
     def _perform(self, jobs: Sequence[tuple[J, Message]], kind: type[R]) -> dict[J, R]:
-        """The result of every job but of those that nobody was there to do.
+        """The result of every job whose client answered.
 
         Any other failure here is ours, not a client's, and ends the run.
         """
         results: dict[Any, R] = {}
         for job, result in self._engine.perform(jobs):
             if isinstance(result, Absent):
-                who = getattr(job, "client", None) or getattr(job, "domain", None)
-                self._absences.append({"client": str(who), "event": "not evaluated", "reason": result.reason})
+                subject = getattr(job, "client", None) or getattr(job, "domain", None)
+                self._absences.append({"client": str(subject), "event": "not evaluated", "reason": result.reason})
                 continue
             if not isinstance(result, kind):
                 assert isinstance(result, Failed)
@@ -252,11 +252,13 @@ class Evaluator:
 
     def _global_view(self, scores: Mapping[str, Score]) -> dict[str, Any]:
         """Per domain, their plain mean, and over all samples together; held-out domains count apart."""
-        seen = {domain: score for domain, score in scores.items() if domain not in self._held_out}
+        trained_on = {domain: score for domain, score in scores.items() if domain not in self._held_out}
         view: dict[str, Any] = {domain: _fraction(score) for domain, score in scores.items()}
-        view["average"] = _mean(_fraction(score) for score in seen.values())
+        view["average"] = _mean(_fraction(score) for score in trained_on.values())
         view["pooled"] = _fraction(
-            Score(sum(score.correct for score in seen.values()), sum(score.total for score in seen.values()))
+            Score(
+                sum(score.correct for score in trained_on.values()), sum(score.total for score in trained_on.values())
+            )
         )
         if self._held_out:
             view["held_out"] = {domain: view[domain] for domain in self._held_out}

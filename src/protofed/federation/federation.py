@@ -19,7 +19,6 @@ from protofed.clients import (
     Prepared,
     Result,
     RunContext,
-    Templates,
     Train,
     Trained,
     TrainedGroup,
@@ -58,7 +57,7 @@ class RoundPolicy:
     class_mean_head: bool = False
     """Before the first round the head is made of the clients' class means."""
     snapshots: frozenset[int] = frozenset()
-    """After how many rounds the state of everybody is kept for later; 0: before the first."""
+    """After how many rounds a snapshot of all states is kept; 0: before the first."""
 
     def participants_of(self, clients: int) -> int:
         """How many of the clients train in a round."""
@@ -91,7 +90,7 @@ class Federation:
 
     def resume(self) -> None:
         """Continue after the last committed round."""
-        recovered = self.folder.recover(self._templates.server)
+        recovered = self.folder.recover(self._prepared.templates.server)
         if recovered is not None:
             self._next, self.server = recovered[0] + 1, recovered[1]
             for line in self.folder.rounds():
@@ -125,12 +124,8 @@ class Federation:
         """Of the clients that take part now."""
         return self._prepared.context
 
-    @property
-    def _templates(self) -> Templates:
-        return self._prepared.templates
-
     def _enrol(self, prepared: Prepared) -> None:
-        """Take on the clients of a run: whatever depends on who takes part is made anew here, and nowhere else."""
+        """Set the clients of the run: everything that depends on them is made here, and nowhere else."""
         context, templates = prepared.context, prepared.templates
         self._prepared = prepared
         self.evaluator = Evaluator(context, self._engine)
@@ -205,7 +200,7 @@ class Federation:
         return {"privacy": self._ledger.after((each, self.participants(each)) for each in range(round + 1))}
 
     def participants(self, round: int) -> list[str]:
-        """Who takes part in a round, in canonical order; the draw depends on seed and round only."""
+        """Participants of a round, in canonical order; the draw depends on seed and round only."""
         clients = list(self.context.partition.clients)
         wanted = self._policy.participants_of(len(clients))
         if wanted == len(clients):
@@ -228,7 +223,7 @@ class Federation:
         jobs = self._jobs(round, groups, messages)
         ends = {group[-1] for group in groups[:-1]}
         for job, result in in_order(self._engine.perform(jobs), [job for job, _ in jobs], self.folder.path):
-            for client, failure in self._take_in(exchange, job, result).items():
+            for client, failure in self._receive(exchange, job, result).items():
                 self.folder.store.withdraw(client, round)
                 exchange.left_out(client, failure)
             if isinstance(job, Train) and job.client in ends:
@@ -238,8 +233,8 @@ class Federation:
                 self.folder.store.withdraw(client, round)
             first = exchange.failures[0]
             some = f"{len(exchange.failures)} of {len(participants)} clients"
-            who = some if exchange.tally.clients else "every client"
-            raise TooFewClients(f"{who} failed in round {round + 1}; the first: {first.reason}\n{first.trace}")
+            failed = some if exchange.tally.clients else "every client"
+            raise TooFewClients(f"{failed} failed in round {round + 1}; the first: {first.reason}\n{first.trace}")
         exchange.average_losses()
         self.evaluator.trained(participants)
         return exchange
@@ -250,15 +245,19 @@ class Federation:
         By their number alone: whoever adds, and wherever, then adds in the same order.
         """
         size = math.ceil(len(participants) / _GROUPS)
-        only_sums = not self.context.guard.secure and self.context.robust is None and adds_up(self._templates.upload)
+        only_sums = (
+            not self.context.guard.secure and self.context.robust is None and adds_up(self._prepared.templates.upload)
+        )
         if size < _SMALLEST_GROUP or not only_sums:
             return [participants]
         return [participants[start : start + size] for start in range(0, len(participants), size)]
 
     def _jobs(self, round: int, groups: list[list[str]], messages: dict[str, Message]) -> list[tuple[Job, Message]]:
-        """A job for each group whose single uploads nobody looks at here, and one for each client of the others."""
-        looked_at = self._policy.keep_messages or self._makes_ensemble(round) or self.context.guard.quantise is not None
-        apart = len(groups) == 1 or looked_at or not self._engine.trains_groups
+        """One job per group where only the sum of its uploads is needed, else one per client."""
+        needed_singly = (
+            self._policy.keep_messages or self._makes_ensemble(round) or self.context.guard.quantise is not None
+        )
+        apart = len(groups) == 1 or needed_singly or not self._engine.trains_groups
         jobs: list[tuple[Job, Message]] = []
         for group in groups:
             if apart or len({id(messages[client]) for client in group}) > 1:
@@ -274,26 +273,26 @@ class Federation:
         """What sums up the uploads of a round."""
         guard = self.context.guard
         if guard.secure:
-            return SecureTally(participants, self.context.sizes, self._templates.upload, guard.secure_range)
+            return SecureTally(participants, self.context.sizes, self._prepared.templates.upload, guard.secure_range)
         return Tally(self.context.robust)
 
-    def _take_in(self, exchange: "_Exchange", job: Job, result: Result) -> dict[str, Failed]:
+    def _receive(self, exchange: "_Exchange", job: Job, result: Result) -> dict[str, Failed]:
         """Fold in what a job gave; the clients whose uploads cannot be used, and why."""
         if isinstance(job, TrainGroup):
             if isinstance(result, TrainedGroup):
-                return self._take_in_group(exchange, job, result)
+                return self._receive_group(exchange, job, result)
             assert isinstance(result, Failed)
             return dict.fromkeys(job.clients, result)
         assert isinstance(job, Train)
-        failure = self._take_in_one(exchange, job, result) if isinstance(result, Trained) else result
+        failure = self._receive_one(exchange, job, result) if isinstance(result, Trained) else result
         assert failure is None or isinstance(failure, Failed)
         return {} if failure is None else {job.client: failure}
 
-    def _take_in_group(self, exchange: "_Exchange", job: TrainGroup, result: TrainedGroup) -> dict[str, Failed]:
+    def _receive_group(self, exchange: "_Exchange", job: TrainGroup, result: TrainedGroup) -> dict[str, Failed]:
         each = dict(zip(job.clients, result.each, strict=True))
         trained = {client: one for client, one in each.items() if isinstance(one, Trained)}
         if trained:
-            like = self._templates.upload
+            like = self._prepared.templates.upload
             exchange.grouped_tally.add_group(list(trained), decode(result.blob, Sums.like(like), "group"), like)
         for one in trained.values():
             if not self.context.method.pools_data:
@@ -301,14 +300,14 @@ class Federation:
             exchange.add_loss(one)
         return {client: one for client, one in each.items() if isinstance(one, Failed)}
 
-    def _take_in_one(self, exchange: "_Exchange", job: Train, result: Trained) -> Failed | None:
+    def _receive_one(self, exchange: "_Exchange", job: Train, result: Trained) -> Failed | None:
         """Fold one upload in, or say why it cannot be used."""
         if not self.context.method.pools_data:
             exchange.up += result.size
             if self._policy.keep_messages:
                 self.folder.keep_message(job.round, job.client, result.blob)
         try:
-            upload = decode(result.blob, self._templates.upload, job.client, self.context.guard.quantise)
+            upload = decode(result.blob, self._prepared.templates.upload, job.client, self.context.guard.quantise)
             exchange.tally.add(job.client, upload)
         except BadMessage as error:
             return Failed(str(error))
@@ -343,7 +342,7 @@ class Federation:
 
 @dataclass
 class _Exchange:
-    """What one round of sending and receiving amounts to."""
+    """Uploads, bytes, losses and events of one round."""
 
     tally: Tally | SecureTally
     up: Bytes = field(default_factory=Bytes)

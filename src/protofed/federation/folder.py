@@ -23,7 +23,7 @@ from protofed.system import FileLock, write_atomically
 LOCK = ".lock"
 
 _BEFORE_IT_BEGINS = {LOCK, "clients", "checkpoint"}
-"""All that a run leaves behind that was killed before it had written what it is."""
+"""All that is left of a run killed before it had written run.json."""
 
 
 class Store(Protocol):
@@ -53,11 +53,11 @@ class RunFolder:
 
     @property
     def clients(self) -> Path:
-        """Where each client's state lies."""
+        """Folder of the clients' states."""
         return self.path / "clients"
 
     def refuse_if_taken(self) -> None:
-        """A new run wants a path where nothing is, or what is left of one that was killed before it began."""
+        """Refuse a path that holds anything but the remains of a run killed before it began."""
         if not self.path.exists():
             return
         if not self.path.is_dir() or any(path.name not in _BEFORE_IT_BEGINS for path in self.path.iterdir()):
@@ -163,7 +163,7 @@ class RunFolder:
         return round, decode_file(self._server(round), like, "checkpoint")
 
     def snapshot(self, done: int) -> Path:
-        """Where the state of everybody after so many rounds is kept, if it was asked for."""
+        """Folder of the snapshot after so many rounds."""
         return self.path / "snapshots" / f"round-{done}"
 
     def keep_snapshot(self, done: int, server: Record, write_results: Callable[[Path], None]) -> None:
@@ -193,8 +193,8 @@ class RunFolder:
 
     def snapshots(self) -> list[int]:
         """The rounds of which there is a snapshot."""
-        found = (self.path / "snapshots").glob("round-*")
-        return sorted(int(path.name.removeprefix("round-")) for path in found)
+        folders = (self.path / "snapshots").glob("round-*")
+        return sorted(int(path.name.removeprefix("round-")) for path in folders)
 
     def _server(self, round: int) -> Path:
         return self._checkpoint / f"server-{round}.safetensors"
@@ -209,12 +209,12 @@ class RunFolder:
 def _json_object(content: bytes, where: Path | str) -> dict[str, Any]:
     """A JSON object of a run folder; anything else is damage."""
     try:
-        found = json.loads(content)
+        parsed = json.loads(content)
     except (ValueError, RecursionError):
         raise UserError(f"{where} is damaged: it is not JSON") from None
-    if not isinstance(found, dict):
+    if not isinstance(parsed, dict):
         raise UserError(f"{where} is damaged: it is not a JSON object")
-    return found
+    return parsed
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,7 @@ class LockHolder:
 
     @classmethod
     def of(cls, folder: Path) -> "LockHolder | None":
-        """The one in a run folder; None where nobody of this machine is at work in it."""
+        """The one in a run folder; None where no process of this machine works in it."""
         try:
             worker = cls(**json.loads((folder / LOCK).read_text()))
         except (OSError, ValueError, TypeError):

@@ -119,7 +119,7 @@ def _epsilon(accountant: str, mechanisms: tuple[SampledGaussianMechanism, ...], 
     if not used:
         return 0.0
     with catch_warnings():
-        # A better order may lie beyond ours: the bound is loose then, not wrong. log(0) comes from a rate of 1.
+        # A better order may be outside ours: the bound is loose then, not wrong. log(0) comes from a rate of 1.
         simplefilter("ignore")
         return _by_orders(used, delta) if accountant == "rdp" else _by_distributions(used, delta)
 

@@ -77,7 +77,7 @@ class _InMemoryGrid:
         return secaggplus_mod(message, self._contexts[node], self._fit)
 
     def _fit(self, message: Message, context: Context) -> Message:
-        """In the place of training, which has happened already."""
+        """Instead of training, which has already happened."""
         vector = self._vectors[context.node_id]
         assert vector is not None
         result = FitRes(Status(Code.OK, ""), ndarrays_to_parameters([vector]), num_examples=1, metrics={})

@@ -49,11 +49,11 @@ class PrivateGradients:
         """Optimiser steps of this round."""
 
     def draw(self, size: int) -> Tensor:
-        """The samples of one step: each is in it by its own toss, as the accounting takes for granted."""
+        """The samples of one step: each is drawn independently, as the accounting assumes."""
         return (self._sampler.uniform(size) < self._rate).nonzero()[:, 0]
 
     def of(self, method: Method, step: Step, net: Net, x: Tensor, y: Tensor, at: At) -> list[Tensor]:
-        """What takes the place of the batch's gradient, in the order of the parameters the step trains."""
+        """What replaces the batch's gradient, in the order of the parameters the step trains."""
         params = {name: param.detach() for name, param in net.params(step.trains).items()}
         total = {name: torch.zeros_like(param) for name, param in params.items()}
         gradient = vmap(grad(_loss_of_one(method, step, net, at)), in_dims=(None, 0, 0), randomness="different")

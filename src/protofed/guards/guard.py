@@ -88,21 +88,21 @@ UNGUARDED = Guard.model_validate({})
 
 def parse_guard(text: str | None) -> Guard:
     """A guard from text such as `clip=1.0,noise=0.5` or `unit=client,clip=1,noise=0.1,quantise=8`."""
-    given: dict[str, str] = {}
+    settings: dict[str, str] = {}
     for item in [] if text is None else text.split(","):
         key, equals, value = (part.strip() for part in item.partition("="))
         if not equals:
             raise UserError(f"guard={text} is not valid; it takes KEY=VALUE,..., for example clip=1.0,noise=0.5")
         if key not in Guard.model_fields:
             raise unknown_name("setting of a guard", key, Guard.model_fields)
-        given[key] = value
+        settings[key] = value
     try:
-        guard = Guard.model_validate(given)
+        guard = Guard.model_validate(settings)
     except ValidationError as error:
         first = error.errors()[0]
         key = str(first["loc"][0])
         reason = first["msg"][0].lower() + first["msg"][1:]
-        raise UserError(f"guard: {key}={given[key]} is not valid: {reason}") from None
+        raise UserError(f"guard: {key}={settings[key]} is not valid: {reason}") from None
     if guard.noisy and (guard.clip is None or guard.noise == 0):
         raise UserError("guard: noise is a multiple of clip, so it takes both; for example clip=1.0,noise=0.5")
     return guard

@@ -59,7 +59,7 @@ def tables_in(upload: Record) -> int:
 
 
 def known_before(upload: Record, down: Record, name: str) -> Weights:
-    """What everybody knows of an upload's weights already: their values in the broadcast; of a change, which is one
+    """What is public about an upload's weights: their values in the broadcast; of a change, which is one
     from zero, the running statistics that come with it."""
     model = getattr(down, "weights", None)
     values = model if isinstance(model, Weights) else Weights({}, {})

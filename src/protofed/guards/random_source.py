@@ -28,7 +28,7 @@ def source_of(guard: Guard, at: At, purpose: str) -> RandomSource:
 
 
 class _SeededSource:
-    """Repeatable: whoever knows the seed knows the noise."""
+    """Repeatable: who knows the seed knows the noise."""
 
     def __init__(self, generator: torch.Generator) -> None:
         self._generator = generator

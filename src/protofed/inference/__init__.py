@@ -1,4 +1,4 @@
-"""Using what came of a run: predictions and scores on other images, model files for other programs, a newcomer."""
+"""Using a finished run: predictions and scores on other images, model files for other programs, a newcomer."""
 
 from protofed.inference.classifier import Classifier
 from protofed.inference.evaluating import evaluate

@@ -129,7 +129,7 @@ def _options(
         "engine": "loop",
         "protocol": "one-per-domain",
         "image_size": height,
-        # Beside an architecture of its own stands the others', so that features get the length they agreed on.
+        # The others' architecture stays beside its own, so that features get the common length.
         "model": models[0] if model in (None, models[0]) else f"{model},{models[0]}",
         "weights": weights,
         "set": {**settings, "data.channels": str(channels)},
@@ -139,7 +139,7 @@ def _options(
 
 
 def _refuse_unfit(host: OpenRun, assembly: Assembly) -> None:
-    """Whoever joins has the classes of the others, and is one client."""
+    """The newcomer is one client, with the classes of the others."""
     classes, context = tuple(host.config["data"]["classes"]), assembly.context
     if context.dataset.classes != classes:
         raise UserError(
@@ -160,14 +160,14 @@ def _newcomer(host: OpenRun, assembly: Assembly, fresh: bool) -> tuple[RunContex
     """The newcomer's context, in which nothing replaces its own model any more, and what it is sent every round."""
     context, blob = assembly.context, host.broadcast()
     try:
-        down: Any = decode(blob, assembly.templates.down, "broadcast")
+        down: Any = decode(blob, assembly.prepared.templates.down, "broadcast")
     except BadMessage as problem:
         raise UserError(f"nobody can join this run: its broadcast does not fit a newcomer ({problem})") from None
     method = context.method
     model, start = context.models[0], "a fresh model" if assembly.weights is None else "the weights given"
     if not fresh and method.loads != nothing:
         model, start = _with_global_weights(model, method, down), "the global model"
-    # It has an architecture of its own only while nobody averages; the others' was there for its length of features.
+    # It may have its own architecture only where weights are not averaged; the others' gave the feature length.
     alone = replace(context, models=(model,), method=_keeping_own_model(method))
     return alone, Message(blob, Bytes(other=len(blob))), start
 
@@ -179,7 +179,7 @@ def _with_global_weights(model: Split, method: Method, down: Any) -> Split:
 
 
 def _keeping_own_model(method: Method) -> Method:
-    """The method of a client that goes on from its own model, whatever is broadcast."""
+    """The method of a client that goes on from its own model and ignores broadcast weights."""
     kept: type[Method] = type("Newcomer", (type(method),), {"loads": nothing, "__doc__": type(method).__doc__})
     return kept(**asdict(method))
 

@@ -9,7 +9,7 @@ from typing import Literal
 from torch import Tensor
 
 from protofed.method import At, NonNegative, Notes, Samples, Terms, knob
-from protofed.methods.fedproto import ExchangesPrototypes, PrototypeUpload
+from protofed.methods.fedproto import ExchangesPrototypes, Inference, PrototypeUpload
 from protofed.models.net import Net
 from protofed.records import Mean, Record
 from protofed.registry import register
@@ -54,9 +54,7 @@ class ConfFedProto(ExchangesPrototypes):
     lambda_ramp: Literal["none", "linear"] = knob(
         "constant weight, or weight x t/T as in the released code", default="none"
     )
-    inference: Literal["head", "nearest"] = knob(
-        "predict with the head or by the nearest global prototype", default="head"
-    )
+    inference: Inference = knob("predict with the head or by the nearest global prototype", default="head")
 
     @property
     def separable(self) -> bool:
@@ -71,19 +69,19 @@ class ConfFedProto(ExchangesPrototypes):
 
     def loss(self, net: Net, x: Tensor, y: Tensor, at: At) -> tuple[Terms, Notes]:
         """Cross-entropy and the distance to the global prototype."""
-        seen = self.observe(net, x, y)
-        c = seen["c"].detach() if self.conf_detach else seen["c"]
-        e = c * seen["h"] if self.align_on == "scaled" else seen["h"]
+        observed = self.observe(net, x, y)
+        c = observed["c"].detach() if self.conf_detach else observed["c"]
+        e = c * observed["h"] if self.align_on == "scaled" else observed["h"]
         lam = self.lam * (at.round / at.rounds if self.lambda_ramp == "linear" else 1.0)
         return {
-            "ce": cross_entropy(seen["z"], y),
+            "ce": cross_entropy(observed["z"], y),
             "align": lam * pull(e, at.down.G, y, missing=self.missing_target),  # Eq. 3, 4
-        }, seen
+        }, observed
 
     def upload(self, net: Net, data: Samples, at: At) -> tuple[PrototypeUpload, Record]:
         """Confidence-weighted class means."""
-        seen = self.observations(net, data, at)
-        h, c, y = seen["h"], seen["c"], seen["y"]
+        observed = self.observations(net, data, at)
+        h, c, y = observed["h"], observed["c"], observed["y"]
         if self.conf_normaliser == "count":
             P = class_means(c * h, y, at.classes)  # Eq. 2
         else:

@@ -167,6 +167,6 @@ class FedAdapterProto(WithAdapters[_AdapterProtoUpload], _TrainsPartPrototypes[_
         return FrozenBackboneServer(SharedModel(joined(total.alpha, total.phi)), server.rest)
 
 
-def nearest(d: Tensor, chosen: Tensor) -> Tensor:
+def nearest(d: Tensor, mask: Tensor) -> Tensor:
     """Mean over the batch of the smallest distance among the chosen prototypes."""
-    return torch.where(chosen, d, torch.inf).amin(1).mean()
+    return torch.where(mask, d, torch.inf).amin(1).mean()

@@ -26,6 +26,7 @@ class FedBN(TrainedByCrossEntropy[ModelUpload]):
     """Each client's normalisation layers, their running statistics included, adapt to its own domain."""
 
     paper = "Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, ICLR 2021"
+    shares = everything - normalisation
     sends_up = "weights without normalisation, sample count; with global_bn=mean also the normalisation"
     sends_down = "weights without normalisation"
     separable = True
@@ -38,7 +39,6 @@ class FedBN(TrainedByCrossEntropy[ModelUpload]):
     presets = {
         "authors": {"weighting": "uniform"},
     }
-    shares = everything - normalisation
 
     global_bn: Literal["mean", "none"] = knob("also collect the mean normalisation, for a global model", default="none")
 

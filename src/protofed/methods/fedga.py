@@ -16,20 +16,20 @@ from protofed.registry import register
 from protofed.verbs import cross_entropy, weighted_mean
 
 
-class _FedGAServer(ServerWithModel):
-    """The model and, for every client: its weight a_i, and the risk its own model had, where it trained last round."""
-
-    a: Tensor  # [N]
-    before: Tensor  # [N]
-    trained: Tensor  # [N] booleans
-
-
 class _FedGAUpload(Record):
     """A client's model, and the risk on its validation samples of the model it received and of the one it trained."""
 
     weights: Each[Weights]
     received: Each[Tensor]
     trained: Each[Tensor]
+
+
+class _FedGAServer(ServerWithModel):
+    """The model and, for every client: its weight a_i, and the risk its own model had, where it trained last round."""
+
+    a: Tensor  # [N]
+    before: Tensor  # [N]
+    trained: Tensor  # [N] booleans
 
 
 @register("fedga")
@@ -73,8 +73,8 @@ class FedGA(KeepsServerState[_FedGAUpload]):
     def risk(self, net: Net, data: Samples) -> Tensor:
         """Mean loss, or part of samples classified wrongly."""
         with net.eval():
-            seen = [(net(x), y) for x, y in data.batches()]
-        z, y = torch.cat([z for z, _ in seen]).double(), torch.cat([y for _, y in seen])
+            outputs = [(net(x), y) for x, y in data.batches()]
+        z, y = torch.cat([z for z, _ in outputs]).double(), torch.cat([y for _, y in outputs])
         return cross_entropy(z, y) if self.metric == "loss" else (z.argmax(1) != y).double().mean()
 
     def aggregate(self, server: _FedGAServer, total: _FedGAUpload, at: At) -> _FedGAServer:

@@ -140,9 +140,9 @@ class FedMP(Method[FedMPUpload]):
     def broadcast(self, server: FedMPServer, at: At) -> FedMPBroadcast:
         """With embeddings drawn uniformly, without replacement, from the other clients' bank."""
         sizes = [len(U.labels) if self.sfmc and client != at.client else 0 for client, U in server.bank.items()]
-        chosen = torch.zeros(sum(sizes), dtype=torch.bool)
-        chosen[torch.randperm(len(chosen), generator=at.rng("broadcast"))[: self.download_per_client]] = True
-        parts = zip(server.bank.values(), torch.split(chosen, sizes), strict=True)
+        mask = torch.zeros(sum(sizes), dtype=torch.bool)
+        mask[torch.randperm(len(mask), generator=at.rng("broadcast"))[: self.download_per_client]] = True
+        parts = zip(server.bank.values(), torch.split(mask, sizes), strict=True)
         picked = [(U, part.nonzero()[:, 0]) for U, part in parts]
         rows = torch.cat([U.rows[pick] for U, pick in picked])
         labels = torch.cat([U.labels[pick] for U, pick in picked])
@@ -164,7 +164,7 @@ class FedMP(Method[FedMPUpload]):
         return self.room(at.down.U.rows, at)
 
     def traffic(self, at: At) -> FeatureTraffic:
-        """Embeddings go both ways; without SFMC nobody is sent any."""
+        """Embeddings go both ways; without SFMC clients receive none."""
         return FeatureTraffic(self.quota(at), self.download_per_client if self.sfmc else 0)
 
     def loss(self, net: Net, x: Tensor, y: Tensor, at: At) -> tuple[Terms, Notes]:
@@ -208,9 +208,10 @@ class FedMP(Method[FedMPUpload]):
 
     def upload(self, net: Net, data: Samples, at: At) -> tuple[FedMPUpload, Record]:
         """The model, and embeddings drawn uniformly without replacement."""
-        seen = self.observations(net, data, at)
-        pick = torch.randperm(len(seen["y"]), generator=at.rng("embeddings"))[: self.quota(at)].to(seen["y"].device)
-        U = Features(seen["u"][pick], seen["y"][pick], at.classes)
+        observed = self.observations(net, data, at)
+        u, y = observed["u"], observed["y"]
+        pick = torch.randperm(len(y), generator=at.rng("embeddings"))[: self.quota(at)].to(y.device)
+        U = Features(u[pick], y[pick], at.classes)
         return FedMPUpload(Mean(net.pick(), self.weight(at)), Each(U)), at.memory
 
     def aggregate(self, server: FedMPServer, total: FedMPUpload, at: At) -> FedMPServer:
@@ -266,7 +267,7 @@ class FewShotFedMP(FedMP):
         return float(at.size) if self.ensemble_weights == "size" else 1.0
 
     def quota(self, at: At) -> int:
-        """Nobody will use embeddings that come with the final models."""
+        """Embeddings sent with the final models would not be used."""
         return 0 if at.round == at.rounds - 1 else super().quota(at)
 
 

@@ -73,8 +73,8 @@ class FedMR(Method[ModelUpload]):
         weights = Mean(net.pick(), self.weight(at))
         if self.variant == "intra_only":
             return ModelUpload(weights), at.memory
-        seen = self.observations(net, data, at)
-        P = class_means(seen["h"], seen["y"], at.classes)
+        observed = self.observations(net, data, at)
+        P = class_means(observed["h"], observed["y"], at.classes)
         # One by one: a margin is a distance between two means of the same client.
         return SeparatePrototypeUpload(weights, Each(P)), at.memory
 
@@ -96,10 +96,10 @@ def decorrelation(h: Tensor, y: Tensor, classes: int) -> Tensor:
     variance = (member.T @ centred.pow(2)) / (count - 1).clamp(min=1)[:, None]
     Z = centred / (variance[y] + 1e-8).sqrt() * used[:, None]
     # |Z'Z|^2 = |ZZ'|^2, so the matrix that is built is n x n and not d x d; the diagonal of Z'Z is taken off.
-    whole = ((Z @ Z.T).pow(2) * (y[:, None] == y)).sum()
+    squares = ((Z @ Z.T).pow(2) * (y[:, None] == y)).sum()
     diagonal = (member.T @ Z.pow(2)).pow(2).sum()
     d = h.shape[1]
-    return (whole - diagonal) / max(d * (d - 1), 1) / used.sum().clamp(min=1)
+    return (squares - diagonal) / max(d * (d - 1), 1) / used.sum().clamp(min=1)
 
 
 def margin_loss(h: Tensor, y: Tensor, G: ClassTable, D: ClassTable) -> Tensor:

@@ -75,15 +75,15 @@ class FedNova(KeepsServerState[_FedNovaUpload]):
         weight = self.weight(at)
         return _FedNovaUpload(Mean(Weights(d, theta_i.stats), weight), Mean(term, weight)), at.memory
 
-    def effective_steps(self, taken: int, at: At) -> float:
+    def effective_steps(self, steps: int, at: At) -> float:
         """a_i: how many steps of length lr a constant unit gradient would have gone; 1 where no step was taken."""
         if at.plan.optimizer == "adam":
-            return max(taken, 1)
-        return max(_counted_steps(taken, at.plan.momentum, at.lr * self.mu), 1.0)
+            return max(steps, 1)
+        return max(_counted_steps(steps, at.plan.momentum, at.lr * self.mu), 1.0)
 
-    def tau_eff_term(self, taken: int, at: At) -> float:
+    def tau_eff_term(self, steps: int, at: At) -> float:
         """What a client adds to tau_eff: a_i, or with a proximal term the plain number of steps, tau_i."""
-        return taken if self.mu else self.effective_steps(taken, at)
+        return steps if self.mu else self.effective_steps(steps, at)
 
     def divisor(self, term: float, at: At) -> float:
         """a_i, by which d_i was divided, for a client with this term of tau_eff."""

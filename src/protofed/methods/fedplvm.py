@@ -12,7 +12,7 @@ from torch import Tensor
 
 from protofed.method import At, NonNegative, Notes, Positive, Samples, Terms, knob
 from protofed.methods.fedavg import ModelUpload
-from protofed.methods.fpl import ClustersPrototypes, ModelAndClusters
+from protofed.methods.fpl import STALE_CLUSTERS, ClustersPrototypes, ModelAndClusters
 from protofed.models.net import Net
 from protofed.records import Each, Mean, PrototypeSet, Record
 from protofed.registry import register
@@ -43,7 +43,7 @@ class FedPLVM(ClustersPrototypes[FedPLVMUpload]):
         "so here (lam).",
         "cos^alpha needs a positive cosine and has no slope limit at 0; the cosine is held above a floor (cos_floor).",
         "Weights: the released code takes the plain mean where labels are IID; by samples here (weighting).",
-        "A class nobody sent: the released code forgets its clusters; they are kept (stale_protos).",
+        STALE_CLUSTERS,
     )
     presets = {
         "authors": {"weighting": "uniform", "stale_protos": "drop"},
@@ -70,8 +70,8 @@ class FedPLVM(ClustersPrototypes[FedPLVMUpload]):
 
     def upload(self, net: Net, data: Samples, at: At) -> tuple[FedPLVMUpload, Record]:
         """The model and the clusters of the features of each class."""
-        seen = self.observations(net, data, at)
-        C = class_clusters(seen["h"], seen["y"], at.classes)
+        observed = self.observations(net, data, at)
+        C = class_clusters(observed["h"], observed["y"], at.classes)
         return FedPLVMUpload(Mean(net.pick(), self.weight(at)), Each(C)), at.memory
 
     def aggregate(self, server: ModelAndClusters, total: FedPLVMUpload, at: At) -> ModelAndClusters:

@@ -84,8 +84,8 @@ class FedProc(Method[ModelAndPrototypeUpload]):
 
     def upload(self, net: Net, data: Samples, at: At) -> tuple[ModelAndPrototypeUpload, Record]:
         """The model and its class means."""
-        seen = self.observations(net, data, at)
-        P = class_means(seen["h"], seen["y"], at.classes)
+        observed = self.observations(net, data, at)
+        P = class_means(observed["h"], observed["y"], at.classes)
         return ModelAndPrototypeUpload(Mean(net.pick(), self.weight(at)), Mean(P, P.count)), at.memory
 
     def aggregate(self, server: ModelAndPrototypes, total: ModelAndPrototypeUpload, at: At) -> ModelAndPrototypes:

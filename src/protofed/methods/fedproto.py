@@ -41,6 +41,10 @@ class ModelAndPrototypeUpload(ModelUpload):
     P: Mean[ClassTable]
 
 
+Inference = Literal["head", "nearest"]
+"""What predicts: the head of the network, or the nearest global prototype."""
+
+
 class ExchangesPrototypes(Method[PrototypeUpload]):
     """Clients keep their models and exchange prototypes alone."""
 
@@ -76,14 +80,7 @@ class _PrototypeAlignment(Method[U]):
     proto_weighting: Literal["uniform", "count"] = knob(
         "owners of a class count equally or by samples", default="uniform"
     )
-    inference: Literal["head", "nearest"] = knob(
-        "predict with the head or by the nearest global prototype", default="head"
-    )
-
-    @property
-    def predicts_alike(self) -> bool:
-        """The nearest prototype is sought among the client's own classes."""
-        return self.inference == "head"
+    inference: Inference = knob("predict with the head or by the nearest global prototype", default="head")
 
     def loss(self, net: Net, x: Tensor, y: Tensor, at: At) -> tuple[Terms, Notes]:
         """Cross-entropy and the distance of each sample to its class's global prototype."""
@@ -95,9 +92,14 @@ class _PrototypeAlignment(Method[U]):
 
     def local_prototypes(self, net: Net, data: Samples, at: At) -> Mean[ClassTable]:
         """P_i[k], the mean feature of each class."""
-        seen = self.observations(net, data, at)
-        P = class_means(seen["h"], seen["y"], at.classes)
+        observed = self.observations(net, data, at)
+        P = class_means(observed["h"], observed["y"], at.classes)
         return Mean(P, P.count if self.proto_weighting == "count" else 1.0)
+
+    @property
+    def predicts_alike(self) -> bool:
+        """The nearest prototype is sought among the client's own classes."""
+        return self.inference == "head"
 
     def predict(self, net: Net, x: Tensor, at: At) -> Tensor:
         """By the local head, or by the nearest prototype among the client's own classes."""

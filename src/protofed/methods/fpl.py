@@ -37,6 +37,10 @@ class SeparatePrototypeUpload(ModelUpload):
     P: Each[ClassTable]
 
 
+STALE_CLUSTERS = "A class nobody sent: the released code forgets its clusters; they are kept (stale_protos)."
+"""A reading that all of them share."""
+
+
 class ClustersPrototypes(Method[U]):
     """What the methods with several prototypes per class have in common: the server clusters what clients send."""
 
@@ -60,7 +64,7 @@ class FPL(ClustersPrototypes[SeparatePrototypeUpload]):
     separable = True
     readings = (
         "UPCR: the paper sums over coordinates, the released code takes their mean; the mean (upcr_reduction).",
-        "A class nobody sent: the released code forgets its clusters; they are kept (stale_protos).",
+        STALE_CLUSTERS,
         "Prototypes: the released code collects them during the last epoch; in a clean pass here (proto_pass).",
     )
     presets = {
@@ -92,8 +96,8 @@ class FPL(ClustersPrototypes[SeparatePrototypeUpload]):
 
     def upload(self, net: Net, data: Samples, at: At) -> tuple[SeparatePrototypeUpload, Record]:
         """The model and the mean feature of each class."""
-        seen = self.observations(net, data, at)
-        P = class_means(seen["h"], seen["y"], at.classes)
+        observed = self.observations(net, data, at)
+        P = class_means(observed["h"], observed["y"], at.classes)
         return SeparatePrototypeUpload(Mean(net.pick(), self.weight(at)), Each(P)), at.memory
 
     def aggregate(self, server: ModelAndClusters, total: SeparatePrototypeUpload, at: At) -> ModelAndClusters:

@@ -117,8 +117,8 @@ class I2PFL(Method[SeparatePrototypeUpload]):
 
     def upload(self, net: Net, data: Samples, at: At) -> tuple[SeparatePrototypeUpload, Record]:
         """The model and the mean feature of each class."""
-        seen = self.observations(net, data, at)
-        P = class_means(seen["h"], seen["y"], at.classes)  # Eq. 2
+        observed = self.observations(net, data, at)
+        P = class_means(observed["h"], observed["y"], at.classes)  # Eq. 2
         return SeparatePrototypeUpload(Mean(net.pick(), self.weight(at)), Each(P)), at.memory  # one by one, for Eq. 4
 
     def aggregate(self, server: ModelAndPrototypes, total: SeparatePrototypeUpload, at: At) -> ModelAndPrototypes:

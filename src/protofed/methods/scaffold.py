@@ -26,12 +26,6 @@ class _ScaffoldServer(SharedModel):
     c: Weights
 
 
-class _ScaffoldMemory(Record):
-    """The client's control variate c_i."""
-
-    c: Weights
-
-
 class _ScaffoldUpload(Record):
     """The changes dy of the model (running statistics as they are) and dc of the control variate."""
 
@@ -39,6 +33,12 @@ class _ScaffoldUpload(Record):
 
     dy: Mean[Weights]
     dc: Mean[Weights]
+
+
+class _ScaffoldMemory(Record):
+    """The client's control variate c_i."""
+
+    c: Weights
 
 
 @register("scaffold")

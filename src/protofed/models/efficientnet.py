@@ -153,7 +153,7 @@ def _layers(width: float, depth: float) -> tuple[dict[str, nn.Module], int]:
             stride = row.stride if position == 0 else 1
             blocks.setdefault(row.layer, []).append(_MBConv(channels, outputs, row.kernel, stride, row.expansion))
             channels = outputs
-    return {name: nn.Sequential(*found) for name, found in blocks.items()}, channels
+    return {name: nn.Sequential(*layers) for name, layers in blocks.items()}, channels
 
 
 def _scaled(channels: int, width: float) -> int:

@@ -15,7 +15,7 @@ TRAIN = ("all", "last", "head", "stages=N")
 
 
 class Frozen(nn.Module):
-    """A stage at weights that never change and are the same for everybody.
+    """A stage at weights that never change and are the same for all clients.
 
     It computes as in evaluation, and its weights are hidden from `parameters` and `buffers`. So they are part of no
     group: nothing of them is trained, sent or stored, and copies of the network share them.

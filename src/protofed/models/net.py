@@ -35,7 +35,7 @@ class Net:
     def __init__(self, model: Split, at: Weights | None = None) -> None:
         self.model = model
         self.shortcut: Shortcut | None = None
-        """Set by whoever knows the weights; references made by `using` have others, and therefore none."""
+        """Set by the code that loads the weights; references made by `using` have other weights, and none."""
         self._at = None if at is None else {f"model.{name}": tensor for name, tensor in at.tensors().items()}
         own = dict(model.named_parameters())
         self._stats = {name: tensor for name, tensor in tensors(model).items() if name not in own}
@@ -156,7 +156,7 @@ class Net:
 
 
 class _Caller(nn.Module):
-    """Lets `functional_call`, which knows `forward` only, reach whatever computes with a model."""
+    """Lets `functional_call`, which knows `forward` only, call any function of a model."""
 
     def __init__(self, model: Split) -> None:
         super().__init__()

@@ -91,7 +91,7 @@ class Similarity(nn.Module):
 
 
 def with_prototypes(base: Split, *, per_class: int, dim: int, size: int, similarity: SimilarityKind) -> Split:
-    """The model with part prototypes in the place of its feature vector and head."""
+    """The model with part prototypes instead of its feature vector and head."""
     names = base.stage_names[: base.stage_names.index(base.cut)]
     stages = {name: stage for name, stage in base.stages().items() if name in names}
     channels = output_channels(*stages.values())

@@ -67,7 +67,7 @@ class Split(nn.Module):
     def between(
         self, x: Tensor, first: int, end: int, stand_ins: Mapping[str, nn.Module] = MappingProxyType({})
     ) -> Tensor:
-        """What the stages `first` to `end` - 1 make of x; a stand-in runs in the place of its stage."""
+        """What the stages `first` to `end` - 1 make of x; a stand-in replaces its stage."""
         for name in self.stage_names[first:end]:
             x = (stand_ins.get(name) or self._modules[name])(x)  # type: ignore[misc]
         return x

@@ -72,6 +72,12 @@ def load_weights_into(own: Mapping[str, Tensor], path: str | Path) -> WeightsRep
             f"no tensor of {path} fits the model: the file has {_some(stored)}, the model has {_some(own)}; "
             "give weights of the same architecture"
         )
+    _copy_finite(fitting, own, path)
+    return _report(path, stored, fitting, own)
+
+
+def _copy_finite(fitting: Mapping[str, Tensor], own: Mapping[str, Tensor], path: Path) -> None:
+    """Copy all of them, or none where one is not finite."""
     converted = {name: value.to(own[name].dtype) for name, value in fitting.items()}
     for name, value in converted.items():
         if not value.isfinite().all():
@@ -79,6 +85,11 @@ def load_weights_into(own: Mapping[str, Tensor], path: str | Path) -> WeightsRep
     with torch.no_grad():
         for name, value in converted.items():
             own[name].copy_(value)
+
+
+def _report(
+    path: Path, stored: Mapping[str, Tensor], fitting: Mapping[str, Tensor], own: Mapping[str, Tensor]
+) -> WeightsReport:
     return WeightsReport(
         path=path,
         loaded=tuple(name for name in own if name in fitting),
@@ -128,7 +139,7 @@ def _refuse_oversized(path: Path) -> None:
 
 
 def _is_plain(value: object) -> bool:
-    """Whether this is a floating-point tensor with its numbers at hand: neither sparse nor without storage."""
+    """Whether this is a floating-point tensor that holds its values: neither sparse nor without storage."""
     return (
         isinstance(value, Tensor) and value.is_floating_point() and value.layout is torch.strided and not value.is_meta
     )

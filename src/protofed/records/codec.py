@@ -122,7 +122,7 @@ def decode_file(path: Path, like: R, sender: str) -> R:
 
 
 def conform(record: Record, like: R, sender: str) -> R:
-    """The record as whoever decodes it would have it; one that would be refused there is refused here."""
+    """The record as its receiver would decode it; what would be refused there is refused here."""
     return _matched({name: tensor.detach().cpu() for name, tensor, _ in _leaves(record)}, like, sender)
 
 
@@ -174,15 +174,15 @@ def _longest_header(like: Record) -> int:
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A JSON object; two readers might choose differently between two values of one name."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
         raise ValueError("a name occurs twice")
-    return found
+    return mapping
 
 
 @contextmanager
 def _readable(sender: str) -> Iterator[None]:
-    """Whatever is wrong with the form of a message is said in the name of its sender."""
+    """Errors in the form of a message name its sender."""
     try:
         yield
     except (struct.error, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:

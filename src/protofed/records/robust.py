@@ -61,21 +61,21 @@ class NormBound(Robust):
     factor: float
 
     def combine(self, values: Sequence[Pieces]) -> Pieces:
-        """Draw in whoever is too far out, then average."""
+        """Scale down values that are too far out, then average."""
         centre = MEDIAN.combine(values)
-        away = [
+        deviations = [
             [
                 None if piece is None or middle is None else piece.double() - middle
                 for piece, middle in zip(own, centre, strict=True)
             ]
             for own in values
         ]
-        norms = torch.stack([_norm(own) for own in away])
+        norms = torch.stack([_norm(own) for own in deviations])
         # With an even number of clients torch's median is the lower one: the cautious side.
         shrink = (self.factor * norms.median() / norms.clamp(min=1e-300)).clamp(max=1.0)
         drawn_in = [
             [None if piece is None else piece * factor for piece in own]
-            for own, factor in zip(away, shrink, strict=True)
+            for own, factor in zip(deviations, shrink, strict=True)
         ]
         return [
             None if middle is None or moved is None else middle + moved.mean(0)
@@ -85,13 +85,13 @@ class NormBound(Robust):
 
 def parse_robust(text: str) -> Robust:
     """The rule behind `median`, `trimmed=0.2` or `norm-bound=1`."""
-    name, equals, given = (part.strip() for part in text.partition("="))
+    name, equals, amount_text = (part.strip() for part in text.partition("="))
     if name == "median" and not equals:
         return MEDIAN
     if name not in _DEFAULTS:
         raise UserError(f"robust={text} is not valid; it takes {_FORMS}")
     try:
-        amount = float(given) if equals else _DEFAULTS[name]
+        amount = float(amount_text) if equals else _DEFAULTS[name]
     except ValueError:
         amount = -1.0
     if name == "trimmed" and 0 < amount < 0.5:

@@ -203,7 +203,7 @@ def _divided(total: Any, like: Any) -> Any:
 
 
 def _quotient(total: _Weighted) -> Tensor:
-    """Zero where nobody has any weight; such a class counts as held by nobody."""
+    """Zero where the total weight is zero; such a class counts as held by no client."""
     return torch.where(total.weight > 0, total.value / total.weight.clamp(min=1e-300), 0.0)
 
 
@@ -255,7 +255,7 @@ def _pieces(value: Any, weight: Tensor) -> Iterator[_Piece]:
 
 
 def _assembled(like: Any, pieces: Iterator[_Piece]) -> Any:
-    """The structure of `like` made of the given pieces; what nobody has is zero."""
+    """The structure of `like` made of the given pieces; missing ones are zero."""
     if isinstance(like, ClassTable):
         table = ClassTable(torch.zeros_like(like.rows), torch.zeros_like(like.count))
         for k, (row, count) in enumerate(islice(pieces, len(like.count))):

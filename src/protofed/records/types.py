@@ -60,7 +60,7 @@ class Weights(Record):
 
 
 class ClassTable(Record):
-    """One row per class: prototypes. `count[k] == 0` means that nobody holds class k; its row is zero.
+    """One row per class: prototypes. `count[k] == 0` means that no client holds class k; its row is zero.
 
     Dense in memory, so that a loss may index it by label; on the wire only the rows that are held travel.
     """

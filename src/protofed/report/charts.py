@@ -7,7 +7,7 @@ from protofed.report.content import MethodGroup, MethodScores, ReportContent, Sc
 from protofed.report.curves import measures, series
 
 _SHOWN_AT_FIRST = 9
-"""More lines than this nobody can tell apart; the reader may switch on the others."""
+"""More lines cannot be told apart; the others can be switched on."""
 
 
 def chart_data(content: ReportContent) -> dict[str, Any]:

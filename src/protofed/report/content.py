@@ -156,9 +156,9 @@ def _read_run(path: Path) -> ReportContent:
     if run.evaluated:
         entry = summarise({name: {run.seed: run}}, name, None, {}, path)["methods"]
     views = _views(entry, [name])
-    rest = [] if run.complete else [f"{len(run.rounds)} of {run.planned_rounds} rounds are done"]
+    notes = [] if run.complete else [f"{len(run.rounds)} of {run.planned_rounds} rounds are done"]
     data = run.config["data"]["name"]
-    group = MethodGroup(data, None, [run.seed], [name], views, {name: [run]}, rest)
+    group = MethodGroup(data, None, [run.seed], [name], views, {name: [run]}, notes)
     return ReportContent(path, "run", f"{name} on {data}", {}, [group])
 
 

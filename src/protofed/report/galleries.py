@@ -23,13 +23,6 @@ _MOST_BYTES = 3_000_000
 """Of all pictures of one gallery, so that the page can still be sent."""
 
 
-class _EmbeddedPicture(NamedTuple):
-    """One image inside the page."""
-
-    source: str
-    caption: str
-
-
 @dataclass(frozen=True)
 class Gallery:
     """What one command found about one run."""
@@ -38,9 +31,16 @@ class Gallery:
     title: str
     run: str
     text: str
-    pictures: list[_EmbeddedPicture]
+    pictures: list["_EmbeddedPicture"]
     left_out: int
     tables: list[Table]
+
+
+class _EmbeddedPicture(NamedTuple):
+    """One image inside the page."""
+
+    source: str
+    caption: str
 
 
 def galleries(runs: list[ReportedRun]) -> Iterator[Gallery]:

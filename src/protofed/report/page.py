@@ -37,7 +37,7 @@ def render(content: ReportContent, live: Live | None = None) -> str:
         id="main",
         tabindex="-1",
     )
-    # Whatever a name holds, it must not end the script element that holds the data.
+    # No name may end the script element that holds the data.
     block = Html(json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"))
     allow = {"script-src": "'unsafe-inline'"}
     if live is not None:

@@ -34,7 +34,7 @@ _PARTS = ("train", "aggregate", "evaluate")
 
 
 class Section(NamedTuple):
-    """A part of the page with a heading of its own."""
+    """A part of the page under its own heading."""
 
     id: str
     title: str

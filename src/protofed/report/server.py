@@ -43,11 +43,11 @@ class LiveReport:
         return {holder for holder in holders if holder is not None}
 
     def stop(self) -> int:
-        """Ask everybody who is at work to stop; how many were asked."""
-        asked = {holder.answers: holder for holder in self.lock_holders()}
-        for holder in asked.values():
+        """Ask all running processes to stop; returns how many."""
+        holders = {holder.answers: holder for holder in self.lock_holders()}
+        for holder in holders.values():
             holder.stop()
-        return len(asked)
+        return len(holders)
 
     def _render(self) -> bytes:
         try:
@@ -56,7 +56,7 @@ class LiveReport:
             return _NOTHING_YET.format(f"Nothing to show yet: {error}").encode()
 
     def _state(self) -> str:
-        """Changes with every file that the page is made of, and when somebody starts or stops working."""
+        """Changes with every file that the page is made of, and when a process starts or stops."""
         digest = blake2b(digest_size=8)
         for path in self._files():
             try:
@@ -112,13 +112,13 @@ class _Handler(BaseHTTPRequestHandler):
         return HTTPStatus.OK, page, tag
 
     def _post(self) -> tuple[HTTPStatus, bytes, str]:
-        given = self.headers.get("X-Protofed-Token", "")
+        token = self.headers.get("X-Protofed-Token", "")
         if self.path != "/stop":
             return HTTPStatus.NOT_FOUND, b"not here", ""
-        if not secrets.compare_digest(given.encode(), self.server.report.token.encode()):
+        if not secrets.compare_digest(token.encode(), self.server.report.token.encode()):
             return HTTPStatus.FORBIDDEN, b"the token of the page is missing", ""
-        asked = self.server.report.stop()
-        return (HTTPStatus.OK, b"asked to stop", "") if asked else (HTTPStatus.CONFLICT, b"nothing is running", "")
+        stopped = self.server.report.stop()
+        return (HTTPStatus.OK, b"asked to stop", "") if stopped else (HTTPStatus.CONFLICT, b"nothing is running", "")
 
     def _answer(self, make: Callable[[], tuple[HTTPStatus, bytes, str]]) -> None:
         # A page of another site may have its own name resolve to this machine; such requests name that site.

@@ -65,7 +65,7 @@ VIEWS = Augment.parse("resized_crop=0.7,flip,jitter=0.1")
 
 @dataclass(frozen=True)
 class Assembly:
-    """A federation that could start now, and what there is to say about it."""
+    """A federation that is ready to start, with its warnings."""
 
     options: Options
     network: Network
@@ -80,11 +80,6 @@ class Assembly:
     def context(self) -> RunContext:
         """What is settled before the first round."""
         return self.prepared.context
-
-    @property
-    def templates(self) -> Templates:
-        """The structure of the run's records."""
-        return self.prepared.templates
 
     def description(self) -> dict[str, Any]:
         """Everything resolved, as run.json has it; but for the engine nothing in it depends on when or where."""
@@ -165,7 +160,7 @@ class ClientSideRecipe:
 
 
 def assemble(options: Options, clients_folder: Path, dataset: Dataset | None = None) -> Assembly:
-    """Load, deal out, build and rehearse. Where the images are elsewhere, `dataset` stands in for them."""
+    """Load, partition, build and rehearse. `dataset` replaces images that are not on this machine."""
     method = _method(options)
     device = _device(options.device)
     dealt = dealing_of_preset(type(method), options.preset, options.protocol)
@@ -211,19 +206,24 @@ def dealing_of_preset(cls: type[Method], preset: str | None, protocol: str | Non
     return preset_settings(cls, preset, "data") if deals_by_label(protocol) else {}
 
 
-def elsewhere(config: Mapping[str, Any]) -> Options:
+def reopened_options(config: Mapping[str, Any]) -> Options:
     """The options of a run that is opened again, maybe on another machine than it ran on."""
     network = network_of(config)
-    chosen = {"model": ",".join(network.names), "weights": network.weights, "train": network.train, "views": None}
-    return make_options({**config["options"], **chosen, "device": "cpu", "engine": "loop"})
+    network_options = {
+        "model": ",".join(network.names),
+        "weights": network.weights,
+        "train": network.train,
+        "views": None,
+    }
+    return make_options({**config["options"], **network_options, "device": "cpu", "engine": "loop"})
 
 
 def reassemble(config: Mapping[str, Any], folder: Path) -> Assembly:
-    """The federation of a run folder as its run.json describes it, without its images: to use what came of it.
+    """The federation of a run folder as its run.json describes it, without its images: to use its results.
 
     Weights are the initial ones. Images are black, and as many of each class with each client as there were.
     """
-    options = elsewhere(config)
+    options = reopened_options(config)
     partition = Partition.load(folder / "partition.npz")
     dataset = _black_images(config, partition)
     method = _method(options)
@@ -270,7 +270,7 @@ def _assembled(
     validation: float,
     device: torch.device,
 ) -> Assembly:
-    """Build and rehearse on data that is dealt out."""
+    """Build and rehearse on partitioned data."""
     bases, report = build_networks(network, options, dataset.image_shape, len(dataset.classes), type(method))
     context = RunContext(
         method=method,
@@ -326,7 +326,7 @@ def _built(options: Options, method: Method, base: Split, at: At) -> Split:
 
 
 def _own_plan(options: Options, context: RunContext) -> list[str]:
-    """A warning where the method trains by a plan of its own."""
+    """A warning where the method trains by its own plan."""
     if context.plan.epochs == options.training_plan().epochs:
         return []
     epochs = ",".join(map(str, context.plan.epochs))
@@ -379,11 +379,16 @@ def _refuse_impossible(options: Options, network: Network, prepared: Prepared) -
     )
     if options.balanced and context.guard.trains_privately:
         raise UserError("guard: drawing classes equally often tells how many samples each has; leave --balanced out")
+    _refuse_aggregation(options, context)
+
+
+def _refuse_aggregation(options: Options, context: RunContext) -> None:
+    """Secure and robust aggregation need enough clients, and rule each other out."""
     together = _participants(options, context.partition)
-    for wish, wanted in (("secure aggregation", context.guard.secure), (f"robust={options.robust}", context.robust)):
+    for rule, wanted in (("secure aggregation", context.guard.secure), (f"robust={options.robust}", context.robust)):
         if wanted and together < _FEWEST_TOGETHER:
             raise UserError(
-                f"{wish} needs at least {_FEWEST_TOGETHER} clients in a round, not {together}: of fewer, one is told "
+                f"{rule} needs at least {_FEWEST_TOGETHER} clients in a round, not {together}: of fewer, one is told "
                 "by the others' sum, and none is outvoted"
             )
     if context.robust is not None and context.guard.secure:

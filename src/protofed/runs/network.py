@@ -40,7 +40,7 @@ _DEFAULT_VIEWS = 2
 
 @dataclass(frozen=True)
 class Network:
-    """What was chosen, by the user or for him."""
+    """The network of a run, as the user or the defaults chose it."""
 
     names: tuple[str, ...]
     weights: str
@@ -64,7 +64,7 @@ class Network:
 
 
 def network_of(config: Mapping[str, Any]) -> Network:
-    """The network of a run that has happened."""
+    """The network of a finished run."""
     model = config["model"]
     start = model.get("start") or {"from": "none", "train": "all"}
     weights = start["from"] if start["from"] == "imagenet" else "none"
@@ -72,29 +72,36 @@ def network_of(config: Mapping[str, Any]) -> Network:
 
 
 def choose_network(options: Options, shape: ImageShape, method: type[Method]) -> Network:
-    """What the user asked for, completed by what fits his images."""
+    """The user's choice, completed by defaults that fit the images."""
     side = min(shape[1:])
-    photographs = side >= _PHOTOGRAPH
-    names = (options.model or (PRETRAINED_NETWORK if photographs else SMALL_NETWORK)).split(",")
-    has_weights = all(name in PRETRAINED for name in names)
-    weights = options.weights or ("imagenet" if has_weights else "none")
-    if weights == "imagenet" and not has_weights:
-        lacking = next(name for name in names if name not in PRETRAINED)
-        raise UserError(f"--weights imagenet: {lacking} has none here; take {', '.join(PRETRAINED)}, or give a file")
-    if weights not in ("imagenet", "none") and len(names) > 1:
-        raise UserError("--weights fits one architecture; leave it out, or give one --model")
+    names = (options.model or (PRETRAINED_NETWORK if side >= _PHOTOGRAPH else SMALL_NETWORK)).split(",")
+    weights = _choose_weights(options, names)
     pretrained = weights == "imagenet"
     train = options.train or ("head" if pretrained and method.trains_backbone else "all")
     size = options.image_size
     if size is None and pretrained:
         size = _side_for(side)
-    frozen = train != "all" and method.trains_backbone
+    views = _choose_views(options, pretrained, frozen=train != "all" and method.trains_backbone)
+    return Network(tuple(names), weights, train, views, size, _reason(options, names, side, size, train))
+
+
+def _choose_weights(options: Options, names: Sequence[str]) -> str:
+    lacking = [name for name in names if name not in PRETRAINED]
+    weights = options.weights or ("none" if lacking else "imagenet")
+    if weights == "imagenet" and lacking:
+        raise UserError(f"--weights imagenet: {lacking[0]} has none here; take {', '.join(PRETRAINED)}, or give a file")
+    if weights not in ("imagenet", "none") and len(names) > 1:
+        raise UserError("--weights fits one architecture; leave it out, or give one --model")
+    return weights
+
+
+def _choose_views(options: Options, pretrained: bool, *, frozen: bool) -> int:
     augmented = "augment" in options.settings_for("data")
     # A head alone was measured to gain nothing from them.
     views = options.views or (_DEFAULT_VIEWS if pretrained and frozen and train != "head" and not augmented else 1)
     if views > 1 and not frozen:
         raise UserError("--views needs a frozen part, whose output is kept for each view; give --train head or last")
-    return Network(tuple(names), weights, train, views, size, _reason(options, names, side, size, train))
+    return views
 
 
 def _side_for(side: int) -> int:
@@ -144,7 +151,7 @@ def build_networks(
 
 
 def freeze_untouched(model: Split, method: Method) -> Split:
-    """Stages of a pretrained network that a method neither trains nor sends are the same for everybody."""
+    """Stages of a pretrained network that a method neither trains nor sends are the same for all clients."""
     touched = method.shares.names(model).union(*(step.trains.names(model) for step in method.steps))
     untouched = tuple(
         name for name, stage in model.stages().items() if not any(f"{name}.{key}" in touched for key in tensors(stage))

@@ -1,4 +1,4 @@
-"""The one loader of run folders, for whoever uses a run after it was made.
+"""The one loader of run folders, for everything that uses a finished run.
 
 `Run` reads what a run says about itself: configuration, rounds, summary, final model and prototypes. It also follows a
 run that is going on. `CachedRun` reads each of these files once. `OpenRun` assembles the federation again and gives
@@ -27,10 +27,10 @@ from protofed.method import At, Method
 from protofed.models import Split, load_weights
 from protofed.models.net import Net
 from protofed.records import ClassTable, Features, Record, decode, decode_file
-from protofed.runs.assembly import Assembly, assemble, elsewhere, reassemble
+from protofed.runs.assembly import assemble, reassemble, reopened_options
 
 GLOBAL = "global"
-"""In the place of a client's name: the server's model."""
+"""Instead of a client's name: the server's model."""
 
 _CONFIG, _SUMMARY = "run.json", "summary.json"
 _MODEL, _PROTOTYPES, _BROADCAST = "model.safetensors", "prototypes.safetensors", "broadcast.safetensors"
@@ -61,7 +61,7 @@ class Run:
 
     @property
     def begun(self) -> bool:
-        """Whether it has written what it is."""
+        """Whether run.json is written."""
         return (self.path / _CONFIG).exists()
 
     @property
@@ -108,10 +108,10 @@ class Run:
 
     def prototypes(self) -> dict[str, Any]:
         """The global prototypes: `rows` [classes, d] and `count` [classes]."""
-        found = _read_prototypes(self.path)
-        if found is None:
+        tensors = _read_prototypes(self.path)
+        if tensors is None:
             raise UserError(f"{self.path} has no global prototypes: this method keeps none")
-        return found
+        return tensors
 
 
 class CachedRun(Run):
@@ -174,20 +174,17 @@ class OpenRun:
         """With the run's hyper-parameters."""
         return self.context.method
 
+    @cached_property
+    def prepared(self) -> Prepared:
+        """The federation as it was before its first round."""
+        if self._with_data:
+            return assemble(reopened_options(self.config), self.run.folder.clients).prepared
+        return reassemble(self.config, self.run.path).prepared
+
     @property
     def context(self) -> RunContext:
         """Of the federation; its data are blank unless they were asked for."""
-        return self._assembly.context
-
-    @property
-    def templates(self) -> Templates:
-        """The structure of the run's records."""
-        return self._assembly.templates
-
-    @property
-    def prepared(self) -> Prepared:
-        """The federation as it was before its first round."""
-        return self._assembly.prepared
+        return self.prepared.context
 
     @property
     def last_round(self) -> int:
@@ -195,8 +192,13 @@ class OpenRun:
         return max(0, self.done - 1)
 
     @property
+    def templates(self) -> Templates:
+        """The structure of the run's records."""
+        return self.prepared.templates
+
+    @property
     def has_global(self) -> bool:
-        """Whether there is a server's model to ask."""
+        """Whether the run has a global model."""
         return (self._place / _MODEL).exists()
 
     def model_of(self, client: str) -> tuple[Net, At]:
@@ -237,17 +239,17 @@ class OpenRun:
 
     def prototypes(self) -> ClassTable | None:
         """The server's class prototypes; None where the method has none."""
-        found = _read_prototypes(self._place)
-        return None if found is None else ClassTable(**found)
+        tensors = _read_prototypes(self._place)
+        return None if tensors is None else ClassTable(**tensors)
 
     def sources_of(self, client: str, like: Tensor) -> Sources | None:
-        """What the client's projection found, for part prototypes such as `like`; None where there was none."""
+        """The result of the client's projection, for part prototypes such as `like`; None where there was none."""
         none = torch.zeros(0, dtype=torch.int64)
         blank = torch.zeros(0, *self.context.dataset.image_shape, dtype=torch.uint8)
         return self._store.sources(client, Sources(like, none, none, none, blank))
 
     def broadcast(self) -> bytes:
-        """The message that the server would send to everybody next, as it was written."""
+        """The message that the server would send to all clients next, as it was written."""
         return (self._place / _BROADCAST).read_bytes()
 
     def received_by(self, client: str) -> Record:
@@ -292,12 +294,6 @@ class OpenRun:
         if architecture not in self._nets:
             self._nets[architecture] = Net(deepcopy(self.context.models[architecture]))
         return self._nets[architecture]
-
-    @cached_property
-    def _assembly(self) -> Assembly:
-        if not self._with_data:
-            return reassemble(self.config, self.run.path)
-        return assemble(elsewhere(self.config), self.run.folder.clients)
 
     def _refuse_without_snapshot(self, done: int) -> None:
         kept = self.run.folder.snapshots()

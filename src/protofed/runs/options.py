@@ -164,7 +164,7 @@ class Options(BaseModel):
         )
 
     def snapshots(self) -> frozenset[int]:
-        """The rounds after which everybody's state is kept."""
+        """The rounds after which a snapshot is kept."""
         return frozenset(int(part) for part in (self.snapshot_rounds or "").split(",") if part)
 
     def _epochs(self) -> tuple[int, ...]:

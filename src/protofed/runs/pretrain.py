@@ -35,7 +35,7 @@ def pretrain(
         raise UserError(f"{target} exists already; remove it or give another --out")
     folder = target.with_suffix(".run")
     # An epoch is a round, so that progress shows and an interruption costs an epoch; the optimiser goes on over rounds.
-    chosen = {**options, "model": model, "rounds": epochs, "epochs": 1}
-    done = run("centralized", data, out=folder, resume=(folder / "run.json").exists(), callbacks=callbacks, **chosen)
+    settings = {**options, "model": model, "rounds": epochs, "epochs": 1}
+    done = run("centralized", data, out=folder, resume=(folder / "run.json").exists(), callbacks=callbacks, **settings)
     shutil.copyfile(folder / "model.safetensors", target)
     return done

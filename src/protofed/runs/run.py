@@ -26,7 +26,7 @@ class Callback(Protocol):
     """Follows a run. Each method is optional."""
 
     def run_estimate(self, run: Run, seconds: float) -> None:
-        """What is left of the run will take so long here, judging by one batch, which is tried if anybody asks."""
+        """Estimated seconds of the remaining rounds, from one batch; only measured if a callback asks."""
 
     def run_start(self, run: Run, rounds_done: int) -> None:
         """Before the first round that is still to be done."""
@@ -59,12 +59,12 @@ def run(
         stored = Run(out).options
         refuse_changes(stored, given)
         given = {**stored, **_engine_of(Run(out)), **given}
-    chosen = make_options(given)
-    folder = RunFolder(Path(out) if out is not None else _free_name(chosen))
+    resolved = make_options(given)
+    folder = RunFolder(Path(out) if out is not None else _free_name(resolved))
     if not resume:
         folder.refuse_if_taken()
     with one_thread():
-        assembly = assemble(chosen, folder.clients)
+        assembly = assemble(resolved, folder.clients)
         refuse_if_too_large(assembly)
         if resume:
             folder.lock()
@@ -94,7 +94,7 @@ def carry_out(
     result = Run(folder.path)
     for warning in assembly.warnings:
         log.warning("%s", warning)
-    # Where clients have machines of their own, what it takes here tells nothing.
+    # Where clients have their own machines, the time here says nothing.
     if not engine.scattered and any(hasattr(callback, "run_estimate") for callback in callbacks):
         left = 1 - len(result.rounds) / assembly.context.plan.rounds
         tell(callbacks, "run_estimate", result, left * estimate_seconds(assembly) / assembly.engine.workers)
@@ -128,7 +128,7 @@ def carry_out(
     federation.write_results(folder.path)
     summary = summarise_run(assembly, folder.rounds(), time.perf_counter() - start)
     beside = {"privacy": federation.privacy(context.plan.rounds), "projection": projection}
-    folder.write_json("summary.json", {**summary, **{key: told for key, told in beside.items() if told is not None}})
+    folder.write_json("summary.json", {**summary, **{key: value for key, value in beside.items() if value is not None}})
     tell(callbacks, "run_end", result)
     return result
 
@@ -156,7 +156,7 @@ def _free_name(options: Options) -> Path:
 
 
 def tell(callbacks: Iterable[Any], event: str, *arguments: Any) -> None:
-    """Let those callbacks know that have a method for the event."""
+    """Call the event's method on every callback that has one."""
     for callback in callbacks:
         if hasattr(callback, event):
             getattr(callback, event)(*arguments)

@@ -33,12 +33,12 @@ class TensorBoard:
         writer.flush()
 
     def run_end(self, run: Run) -> None:
-        """No more to come."""
+        """Close the file."""
         if run.path in self._writers:
             self._writers.pop(run.path).close()
 
     def run_failed(self, run: Run, _reason: str) -> None:
-        """Neither now."""
+        """Close the file of a failed run."""
         self.run_end(run)
 
 

@@ -138,8 +138,8 @@ def _variant_options(methods: Methods, options: Mapping[str, Any]) -> dict[str, 
             **_settings_of(label, common.set, known),
             **make_options({"set": own.get("set", {})}).set,
         }
-        given = {name: value for name, value in own_options.items() if value is not None}
-        return make_options({**given, "set": settings})
+        specified = {name: value for name, value in own_options.items() if value is not None}
+        return make_options({**specified, "set": settings})
 
     return {label: options_of(label, own) for label, own in variants.items()}
 
@@ -187,7 +187,7 @@ def _settings_of(label: str, settings: Mapping[str, str], known: Mapping[str, se
 
 
 def _owner(key: str, labels: Iterable[str]) -> str | None:
-    """The method that METHOD.KEY names; a label such as file.py:Class has dots of its own."""
+    """The method that METHOD.KEY names; a label such as file.py:Class also has dots."""
     return max((label for label in labels if key.startswith(f"{label}.")), key=len, default=None)
 
 
@@ -195,6 +195,6 @@ def _scaled_plan(cls: type[Method], known: set[str], options: Mapping[str, Any])
     """A method that brings its own plan gets it scaled to the epochs of the others, so that all train equally long."""
     if "plan" not in known:
         return {}
-    asked = make_options({name: value for name, value in options.items() if value is not None}).training_plan()
-    budget, own = sum(asked.epochs), cls().plan(asked).epochs
+    requested = make_options({name: value for name, value in options.items() if value is not None}).training_plan()
+    budget, own = sum(requested.epochs), cls().plan(requested).epochs
     return {"plan": ",".join(str(max(1, round(budget * epochs / sum(own)))) for epochs in own)}

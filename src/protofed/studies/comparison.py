@@ -1,4 +1,4 @@
-"""What a comparison found: comparison.json from the runs that are complete, and tables of it."""
+"""Results of a comparison: comparison.json from the runs that are complete, and tables of it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -61,15 +61,15 @@ class Comparison:
         rows = [
             [
                 name,
-                *(percent(found["per_domain"][domain]["mean"]) for domain in domains),
-                *(percent(found["held_out"][domain]["mean"]) for domain in held_out),
-                percent(found["average"]["mean"]),
-                percent(found["average"]["std"]),
+                *(percent(scores["per_domain"][domain]["mean"]) for domain in domains),
+                *(percent(scores["held_out"][domain]["mean"]) for domain in held_out),
+                percent(scores["average"]["mean"]),
+                percent(scores["average"]["std"]),
                 *([percent(papers[name])] if shows_paper else []),
-                _worst_mean(found["worst_domain" if domains else "worst_client"]),
-                *_test_cells(found["test"]),
+                _worst_mean(scores["worst_domain" if domains else "worst_client"]),
+                *_test_cells(scores["test"]),
             ]
-            for name, found in methods.items()
+            for name, scores in methods.items()
         ]
         columns = ["method", *domains, *(f"{domain} (held out)" for domain in held_out), "average", "std"]
         columns += [*(["paper"] if shows_paper else []), "worst domain" if domains else "worst client"]
@@ -80,12 +80,12 @@ class Comparison:
         rows = [
             [
                 name,
-                _mean_or_reached(found["rounds_to_target"], "{:.1f}".format),
-                _mean_or_reached(found["bytes_to_target"], size),
-                _mean_or_reached(found["convergence_round"], "{:.1f}".format),
-                percent(found["fluctuation"]["mean"]),
+                _mean_or_reached(scores["rounds_to_target"], "{:.1f}".format),
+                _mean_or_reached(scores["bytes_to_target"], size),
+                _mean_or_reached(scores["convergence_round"], "{:.1f}".format),
+                percent(scores["fluctuation"]["mean"]),
             ]
-            for name, found in self._views_of_methods(view).items()
+            for name, scores in self._views_of_methods(view).items()
         ]
         columns = ["method", "rounds to target", "bytes to target", "convergence round", "fluctuation"]
         return Table(f"On the way, {view} view, {self.target(view)}", columns, rows)
@@ -108,7 +108,7 @@ class Comparison:
         return [f"{entry['method']}, seed {entry['seed']}: {entry['reason']}" for entry in self.content["missing"]]
 
     def views(self) -> tuple[View, ...]:
-        """Those that say something of their own: with global models and a client per domain both are the same."""
+        """The views that differ: with global models and a client per domain both are the same."""
         methods = self.content["methods"].values()
         same = all(
             entry["kind"] == "global"
@@ -242,15 +242,15 @@ def _compared_views(
         seeds = [seed for seed, summary in summaries.items() if summary["accuracy"][view] is not None]
         if not seeds:
             return None
-        courses = [Convergence.of(records[seed], view) for seed in seeds]
+        histories = [Convergence.of(records[seed], view) for seed in seeds]
         domain_of = domains_of_clients(runs[seeds[0]]) if view == "personal" else {}
         return {
             **accuracy_over_seeds([summaries[seed]["accuracy"][view] for seed in seeds], domain_of),
             "test": tests[view],
-            "rounds_to_target": partial_spread([each.rounds_to(targets[view]) for each in courses]),
-            "bytes_to_target": partial_spread([each.bytes_to(targets[view]) for each in courses]),
-            "convergence_round": partial_spread([each.convergence_round() for each in courses]),
-            "fluctuation": partial_spread([each.fluctuation() for each in courses]),
+            "rounds_to_target": partial_spread([each.rounds_to(targets[view]) for each in histories]),
+            "bytes_to_target": partial_spread([each.bytes_to(targets[view]) for each in histories]),
+            "convergence_round": partial_spread([each.convergence_round() for each in histories]),
+            "fluctuation": partial_spread([each.fluctuation() for each in histories]),
         }
 
     return {view: compared(view) for view in VIEWS}
@@ -301,8 +301,8 @@ def _test_cells(test: PairedTest | None) -> tuple[str, str]:
     return difference, "-" if test["p_holm"] is None else f"{test['p_holm']:.3f}"
 
 
-def _mean_or_reached(found: PartialSpread, form: Callable[[float], str]) -> str:
+def _mean_or_reached(spread: PartialSpread, form: Callable[[float], str]) -> str:
     """The mean where every seed has a value, else how many have."""
-    if found["mean"] is not None:
-        return form(found["mean"])
-    return f"{found['reached']} of {len(found['seeds'])} seeds" if found["reached"] else "-"
+    if spread["mean"] is not None:
+        return form(spread["mean"])
+    return f"{spread['reached']} of {len(spread['seeds'])} seeds" if spread["reached"] else "-"

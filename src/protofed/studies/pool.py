@@ -1,4 +1,4 @@
-"""Tasks in processes of their own, some at a time; whatever ends the parent ends them too."""
+"""Runs tasks in forked processes, some at a time; they end with their parent."""
 
 import logging
 import multiprocessing
@@ -68,7 +68,7 @@ def run_tasks(tasks: Mapping[K, Callable[[Emit], Any]], max_workers: int) -> Gen
 def _start_process(task: Callable[[Emit], Any]) -> tuple[Connection, BaseProcess]:
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
-    # Not a daemon: the workers engine starts processes of its own in there.
+    # Not a daemon: the workers engine starts its own processes in there.
     process = context.Process(target=_process_main, args=(task, sender))
     process.start()
     sender.close()

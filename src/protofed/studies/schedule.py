@@ -63,7 +63,7 @@ class PlannedRun:
 
 
 class Outcome(NamedTuple):
-    """How a run ended; `busy`: another process is at it."""
+    """How a run ended; `busy`: another process works on it."""
 
     state: Literal["complete", "busy", "failed"]
     reason: str = ""
@@ -105,7 +105,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class RunOutcomes:
-    """What has come of many runs so far; `outcomes` are of those that brought no result."""
+    """The results of many runs so far; `outcomes` are those of runs without one."""
 
     runs: tuple[PlannedRun, ...]
     outcomes: Mapping[Path, Outcome]
@@ -182,7 +182,7 @@ def run_unfinished(
 
 
 class _Validation(NamedTuple):
-    """What came of assembling a run without starting it."""
+    """Result of assembling a run without starting it."""
 
     label: str
     mistake: str | None = None
@@ -233,7 +233,7 @@ def _run_all(runs: Sequence[PlannedRun], handle: Callable[[PlannedRun, str, Any]
     max_workers, overrides = allocate_cores(runs[0].options, len(runs))
     by_path = {run.path: run for run in runs}
     tasks = {path: partial(_do, run, overrides) for path, run in by_path.items()}
-    # Closed whatever happens in a callback: that ends the processes.
+    # Closed also when a callback raises: that ends the processes.
     with closing(run_tasks(tasks, max_workers)) as events:
         for path, event, content in events:
             if isinstance(content, Ended):
@@ -263,7 +263,7 @@ def _do(planned: PlannedRun, overrides: Mapping[str, Any], emit: Emit) -> Outcom
                 return Outcome("complete")
             begun = (planned.path / "run.json").exists()
             if planned.path.exists() and not begun:
-                # Killed before it had written what it is: there is nothing to continue.
+                # Killed before run.json was written: there is nothing to continue.
                 remains = RunFolder(planned.path)
                 remains.lock()
                 remains.discard()
@@ -279,7 +279,7 @@ def _do(planned: PlannedRun, overrides: Mapping[str, Any], emit: Emit) -> Outcom
 
 
 class _EventCallback:
-    """Callback of a run in a process of its own: passes on what happens."""
+    """Callback of a run in another process: forwards its events."""
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit

@@ -84,7 +84,7 @@ def _corrected(tests: Mapping[str, dict[str, Any] | None]) -> dict[str, PairedTe
 
 
 def holm(p_values: Mapping[str, float], family: int | None = None) -> dict[str, float]:
-    """Holm's step-down correction, which holds whatever the dependence between the tests.
+    """Holm's step-down correction, which holds under any dependence between the tests.
 
     `family` says how many tests there are, where more were made than have a p-value.
     """

@@ -10,7 +10,7 @@ from protofed.system import write_atomically
 
 
 class StudyResult(Protocol):
-    """What a study found."""
+    """The results of a study."""
 
     @property
     def content(self) -> Mapping[str, Any]:

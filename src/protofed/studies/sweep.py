@@ -69,16 +69,16 @@ class _RangeAxis:
     low: float
     high: float
     log: bool
-    whole: bool
+    integer: bool
 
     def values_to_validate(self) -> tuple[str, ...]:
-        """Where both ends are valid, what lies between is."""
+        """An interval is valid if both ends are."""
         return self._rounded(self.low), self._rounded(self.high)
 
     def sample(self, seed: int, index: int) -> str:
         """The value of one trial."""
         rng = numpy_generator(seed, "sweep", index, self.key)
-        if self.whole and not self.log:
+        if self.integer and not self.log:
             return self._rounded(int(rng.integers(int(self.low), int(self.high) + 1)))
         if self.log:
             return self._rounded(math.exp(rng.uniform(math.log(self.low), math.log(self.high))))
@@ -86,11 +86,11 @@ class _RangeAxis:
 
     def text(self) -> str:
         """As --over takes it."""
-        return f"{self.low:g}..{self.high:g}{':log' if self.log else ''}{':int' if self.whole else ''}"
+        return f"{self.low:g}..{self.high:g}{':log' if self.log else ''}{':int' if self.integer else ''}"
 
     def _rounded(self, value: float) -> str:
-        """Four digits: nobody wants to type more, and the search does not need them."""
-        return str(round(value)) if self.whole else f"{value:.4g}"
+        """Four digits are enough for a search, and easy to type."""
+        return str(round(value)) if self.integer else f"{value:.4g}"
 
 
 Axis = _CategoricalAxis | _RangeAxis
@@ -255,7 +255,7 @@ def _parse_axis(text: str) -> Axis:
 
 def _parse_range(text: str, key: str, first: str, last: str, flags: str) -> _RangeAxis:
     """`text` is the whole of it, for messages."""
-    log, whole = ":log" in flags, ":int" in flags
+    log, integer = ":log" in flags, ":int" in flags
     try:
         low, high = float(first), float(last)
     except ValueError:
@@ -264,9 +264,9 @@ def _parse_range(text: str, key: str, first: str, last: str, flags: str) -> _Ran
         raise UserError(
             f"--over {text}: a range goes from a number to a larger one" + (", both above 0" if log else "")
         )
-    if whole and not (low.is_integer() and high.is_integer()):
+    if integer and not (low.is_integer() and high.is_integer()):
         raise UserError(f"--over {text}: with :int both ends are whole numbers")
-    return _RangeAxis(key, low, high, log, whole)
+    return _RangeAxis(key, low, high, log, integer)
 
 
 def _grid(axes: Sequence[Axis]) -> list[dict[str, str]]:

@@ -1,7 +1,7 @@
 """Domain protocols: every client gets images of one domain."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -30,19 +30,12 @@ def by_domain(dataset: Dataset, request: PartitionRequest, ensure_all_classes: b
         rng = numpy_generator(request.seed, "partition", name)
         order = np.array(dataset.offsets[name], dtype=np.int64)
         rng.shuffle(order)
-        remainder = order
-        present = np.unique(labels[order])
-        sizes = _sizes(name, len(order), len(ids), share_of[name], len(dataset.classes))
-        for client, wanted, size in zip(ids, *sizes, strict=True):
-            taken, remainder = remainder[:size], remainder[size:]
-            if size < wanted:
-                warnings.append(f"client {client} gets {size} images instead of {wanted}: domain {name} has no more")
-            if ensure_all_classes:
-                taken, remainder, lacking = _complete_classes(taken, remainder, labels, present, rng)
-                if lacking:
-                    absent = ", ".join(dataset.classes[label] for label in lacking)
-                    warnings.append(f"client {client} lacks class {absent}: domain {name} has none left to swap in")
-            train[client] = np.sort(taken)
+        wanted_sizes, sizes = _sizes(name, len(order), len(ids), share_of[name], len(dataset.classes))
+        dealt = _deal(order, sizes, labels, rng, ensure_all_classes)
+        for client, wanted, (indices, lacking) in zip(ids, wanted_sizes, dealt, strict=True):
+            absent = [dataset.classes[label] for label in lacking]
+            warnings.extend(_shortfalls(client, name, wanted, len(indices), absent))
+            train[client] = indices
             domain_of[client] = name
     held_out = tuple(name for name in dataset.domains if name not in served)
     unserved = [name for name in held_out if name != request.value]
@@ -50,6 +43,28 @@ def by_domain(dataset: Dataset, request: PartitionRequest, ensure_all_classes: b
         warnings.append(f"no client holds {', '.join(unserved)}; tested as held out")
     empty = {client: np.empty(0, dtype=np.int64) for client in train}
     return Partition(request.text, tuple(train), train, empty, domain_of, held_out, tuple(warnings))
+
+
+def _deal(
+    order: IntArray, sizes: Sequence[int], labels: IntArray, rng: np.random.Generator, ensure_all_classes: bool
+) -> Iterator[tuple[IntArray, list[int]]]:
+    """The images of each client of a domain, and the classes of the domain that it still lacks."""
+    remainder = order
+    present = np.unique(labels[order])
+    for size in sizes:
+        indices, remainder = remainder[:size], remainder[size:]
+        lacking: list[int] = []
+        if ensure_all_classes:
+            indices, remainder, lacking = _complete_classes(indices, remainder, labels, present, rng)
+        yield np.sort(indices), lacking
+
+
+def _shortfalls(client: str, domain: str, wanted: int, size: int, absent: Sequence[str]) -> Iterator[str]:
+    """Warnings where a client gets less than it should."""
+    if size < wanted:
+        yield f"client {client} gets {size} images instead of {wanted}: domain {domain} has no more"
+    if absent:
+        yield f"client {client} lacks class {', '.join(absent)}: domain {domain} has none left to swap in"
 
 
 def _clients_per_domain(dataset: Dataset, request: PartitionRequest) -> dict[str, int]:
@@ -137,25 +152,25 @@ def _sizes(name: str, available: int, clients: int, share: int | None, classes: 
 
 
 def _complete_classes(
-    taken: IntArray, remainder: IntArray, labels: IntArray, present: IntArray, rng: np.random.Generator
+    indices: IntArray, remainder: IntArray, labels: IntArray, present: IntArray, rng: np.random.Generator
 ) -> tuple[IntArray, IntArray, list[int]]:
     """Swap in one image of every class a client lacks, for one of a class it has at least two of.
 
     The exchange is with what no client has yet, so an image is never with two clients. Also returns the classes that
     could not be had.
     """
-    missing = np.setdiff1d(present, labels[taken])
+    missing = np.setdiff1d(present, labels[indices])
     if not len(missing):
-        return taken, remainder, []
-    taken, remainder = taken.copy(), remainder.copy()
+        return indices, remainder, []
+    indices, remainder = indices.copy(), remainder.copy()
     lacking: list[int] = []
     for label in missing:
-        held = np.bincount(labels[taken], minlength=int(labels.max()) + 1)
+        held = np.bincount(labels[indices], minlength=int(labels.max()) + 1)
         wanted = np.flatnonzero(labels[remainder] == label)
-        spare = np.flatnonzero(held[labels[taken]] >= 2)
+        spare = np.flatnonzero(held[labels[indices]] >= 2)
         if len(wanted) and len(spare):
             incoming, outgoing = rng.choice(wanted), rng.choice(spare)
-            taken[outgoing], remainder[incoming] = remainder[incoming], taken[outgoing]
+            indices[outgoing], remainder[incoming] = remainder[incoming], indices[outgoing]
         else:
             lacking.append(int(label))
-    return taken, remainder, lacking
+    return indices, remainder, lacking

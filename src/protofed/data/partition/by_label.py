@@ -52,10 +52,10 @@ def _number_of_clients(request: PartitionRequest) -> int:
     inside = request.value if request.kind == "iid" else request.settings.get("clients")
     if inside is not None and clients is not None and str(clients).strip() != inside:
         raise UserError(f"protocol {request.text} and --clients {clients} disagree; give the number of clients once")
-    given = inside if inside is not None else clients
-    if given is None:
+    amount = inside if inside is not None else clients
+    if amount is None:
         raise UserError(f"protocol {request.text} needs a number of clients, for example {request.text},clients=10")
-    return parse_whole(given, f"protocol {request.text}", "clients")
+    return parse_whole(amount, f"protocol {request.text}", "clients")
 
 
 def _pool(
@@ -64,15 +64,15 @@ def _pool(
     """The images to deal out, all of them unless a client's average share is given; and warnings."""
     total = len(labels)
     everything = np.arange(total)
-    given = request.samples_per_client if request.fraction is None else request.fraction
-    if given is None:
+    amount = request.samples_per_client if request.fraction is None else request.fraction
+    if amount is None:
         return everything, []
-    if "=" in str(given):
-        raise UserError(f"{given!r} names domains, but this protocol pools them; give one number")
+    if "=" in str(amount):
+        raise UserError(f"{amount!r} names domains, but this protocol pools them; give one number")
     share = (
-        fraction_of(given, total, "the pooled training set")
+        fraction_of(amount, total, "the pooled training set")
         if request.fraction is not None
-        else parse_whole(given, "samples per client", "a client's images")
+        else parse_whole(amount, "samples per client", "a client's images")
     )
     wanted = share * clients
     if wanted >= total:

@@ -42,7 +42,7 @@ class Partition:
         return digest.hexdigest()
 
     def pooled(self) -> "Partition":
-        """Everybody's images in one client's hands: the upper bound of a comparison."""
+        """All images at one client: the upper bound of a comparison."""
         return Partition(
             self.protocol,
             ("pool-0",),

@@ -48,31 +48,31 @@ def parse_protocol(text: str) -> PartitionRequest:
     return PartitionRequest(text, kind, value, settings)
 
 
-def parse_number(given: str | float, where: str, what: str) -> float:
+def parse_number(raw: str | float, where: str, what: str) -> float:
     """A finite number; `where` and `what` say in the error what was asked for."""
     try:
-        value = float(given)
+        value = float(raw)
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise UserError(f"{where}: {what}: {given!r} is not a number")
+        raise UserError(f"{where}: {what}: {raw!r} is not a number")
     return value
 
 
-def parse_whole(given: str | float, where: str, what: str, least: int = 1) -> int:
+def parse_whole(raw: str | float, where: str, what: str, least: int = 1) -> int:
     """A whole number of at least `least`."""
-    value = parse_number(given, where, what)
+    value = parse_number(raw, where, what)
     if value != int(value) or value < least:
-        raise UserError(f"{where}: {what}: {given!r} is not a whole number of at least {least}")
+        raise UserError(f"{where}: {what}: {raw!r} is not a whole number of at least {least}")
     return int(value)
 
 
-def fraction_of(given: str | float, total: int, of: str) -> int:
+def fraction_of(raw: str | float, total: int, of: str) -> int:
     """int(fraction * total), as the papers count, safe from 0.29 * 100 being 28.999..."""
-    value = parse_number(given, "fraction", of)
+    value = parse_number(raw, "fraction", of)
     if not 0 < value <= 1:
-        raise UserError(f"fraction {given} for {of} is out of range; it must be above 0 and at most 1")
+        raise UserError(f"fraction {raw} for {of} is out of range; it must be above 0 and at most 1")
     share = int(value * total + 1e-9)
     if not share:
-        raise UserError(f"fraction {given} of {of} ({total} images) is no image; it must be at least {1 / total:.2g}")
+        raise UserError(f"fraction {raw} of {of} ({total} images) is no image; it must be at least {1 / total:.2g}")
     return share

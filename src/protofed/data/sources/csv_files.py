@@ -18,8 +18,8 @@ def read_rows(path: Path, **columns: Sequence[str]) -> list[Row]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
-            given = {(name or "").strip().lower(): name for name in reader.fieldnames or ()}
-            column_of = {key: _column(path, given, names) for key, names in columns.items()}
+            headers = {(name or "").strip().lower(): name for name in reader.fieldnames or ()}
+            column_of = {key: _column(path, headers, names) for key, names in columns.items()}
             rows = [
                 {key: str(row[name] or "").strip() if name else "" for key, name in column_of.items()} for row in reader
             ]
@@ -64,10 +64,10 @@ def first_match(folder: Path, *patterns: str) -> Path:
     raise UserError(f"{folder} has no {' or '.join(patterns)}; complete the original files")
 
 
-def _column(path: Path, given: dict[str, str], names: Sequence[str]) -> str:
+def _column(path: Path, headers: dict[str, str], names: Sequence[str]) -> str:
     for name in names:
-        if name and name.lower() in given:
-            return given[name.lower()]
+        if name and name.lower() in headers:
+            return headers[name.lower()]
     if "" in names:
         return ""
     raise UserError(f"{path} has no column {' or '.join(names)}; download it again")

@@ -1,4 +1,4 @@
-"""What a published data set is, where its original files lie under a data root, and how they become domains."""
+"""What a published data set is, where its original files are under a data root, and how they become domains."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -180,7 +180,7 @@ class Benchmark(Source):
         return root if any(self.member(name).locate(root) for name in self.members) else None
 
     def member(self, name: str) -> Original:
-        """One of the choices, which may also lie in the benchmark's own folder."""
+        """One of the choices, which may also be in the benchmark's own folder."""
         if name not in self.choices:
             raise unknown_name(f"member of {self.name}", name, self.choices)
         return self.choices[name].within(self.name)

@@ -1,1 +1,1 @@
-"""Speed made by hand: memory layouts, convolutions as products of matrices, folded normalisation."""
+"""Hand-written speed-ups: memory layouts, convolutions as products of matrices, folded normalisation."""

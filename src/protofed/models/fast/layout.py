@@ -31,14 +31,14 @@ def choose_layout(
     It depends on nothing that differs between machines or runs, so that the same command gives the same bits.
     """
     models = list(models)
-    convolutions = [[part for part in model.modules() if isinstance(part, nn.Conv2d)] for model in models]
-    broken = any(_breaks_channels_last(layer) for layers in convolutions for layer in layers)
+    convolve = all(map(_convolutions, models))
+    broken = any(map(_breaks_channels_last, models))
     if name == "channels-last" and broken:
         raise UserError(
             "layout=channels-last: on a CPU, torch corrupts memory in strided 1x1 convolutions of fewer than "
             f"{_ENOUGH_CHANNELS} channels that lie last, and this model has one; use --layout auto, or a wider model"
         )
-    in_strips = all(convolutions) and all(map(_fits_strips, models)) and device.type == "cpu" and not autocast
+    in_strips = convolve and all(map(_fits_strips, models)) and device.type == "cpu" and not autocast
     if name == "strips" and not in_strips:
         raise UserError(
             "layout=strips is for networks whose every convolution is pooled and not padded, such as lenet5, "
@@ -46,21 +46,27 @@ def choose_layout(
         )
     if name != "auto":
         return name
-    if dtype != torch.float32 or not all(convolutions):
+    if dtype != torch.float32 or not convolve:
         return "standard"
     return "strips" if in_strips else "standard" if broken else "channels-last"
 
 
-def _breaks_channels_last(convolution: nn.Conv2d) -> bool:
-    """Seen with torch 2.13: the gradient of its kernels, with 4 and 8 channels, is written beyond its memory."""
-    strided = max(convolution.stride) > 1 and convolution.kernel_size == (1, 1)
-    return strided and convolution.in_channels < _ENOUGH_CHANNELS
+def _convolutions(model: nn.Module) -> list[nn.Conv2d]:
+    return [part for part in model.modules() if isinstance(part, nn.Conv2d)]
+
+
+def _breaks_channels_last(model: nn.Module) -> bool:
+    """With torch 2.13 and 4 or 8 channels, the gradient of these kernels is written beyond its memory."""
+    return any(
+        max(convolution.stride) > 1 and convolution.kernel_size == (1, 1) and convolution.in_channels < _ENOUGH_CHANNELS
+        for convolution in _convolutions(model)
+    )
 
 
 def _fits_strips(model: nn.Module) -> bool:
     """Whether all convolutions of a model can be computed in strips."""
     fitting = {part.conv for part in _strippable(model)}
-    return all(part in fitting for part in model.modules() if isinstance(part, nn.Conv2d))
+    return all(part in fitting for part in _convolutions(model))
 
 
 def laid_out(model: M, layout: str) -> M:

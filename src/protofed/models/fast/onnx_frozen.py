@@ -30,7 +30,7 @@ TOLERANCE = 1e-4
 
 _OPSET, _IR_VERSION = 18, 9
 _PIXELS = 2 * 224**2
-"""At a time: with more, what a layer leaves to the next no longer lies in the cache."""
+"""At a time: with more, the output of a layer no longer fits into the cache."""
 _TRIAL = 2
 """Images on which both are compared."""
 
@@ -94,7 +94,7 @@ class OnnxExtractor:
         options.intra_op_num_threads = self._threads
         options.inter_op_num_threads = 1
         options.log_severity_level = 3
-        # Threads that wait by spinning take the core from whoever else works on this machine.
+        # Threads that spin while waiting take the core from other processes.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         return onnxruntime.InferenceSession(self._graph, options, providers=["CPUExecutionProvider"])
 
@@ -132,7 +132,7 @@ def frozen_extractor(stages: Iterable[nn.Module], image_shape: ImageShape, threa
         x = torch.randn(_TRIAL, *image_shape, generator=torch.Generator().manual_seed(0))
         expected = reference.features(x)
         difference = (fast.features(x) - expected).abs().max() / expected.abs().max().clamp(min=1)
-    except Exception as error:  # a plugin's stage may hold anything, and ONNX Runtime refuses in ways of its own
+    except Exception as error:  # a plugin's stage may hold anything, and ONNX Runtime refuses in its own ways
         log.warning(
             "frozen stages run on torch, which is slower: they cannot be written as onnx (%s)",
             str(error).strip().partition("\n")[0],
@@ -202,7 +202,7 @@ class _Writer:
             raise NotImplementedError(f"no onnx for {node.op} {node.target}")
 
     def _inputs(self, node: fx.Node) -> list[str]:
-        return [self.names[given] for given in node.all_input_nodes]
+        return [self.names[source] for source in node.all_input_nodes]
 
     def write(self, kind: str, *inputs: str, **attributes: Any) -> str:
         """The name of the result of one ONNX operator."""
@@ -227,7 +227,7 @@ def _of(table: Mapping[Any, Callable[..., str]], kind: Any) -> Callable[..., str
     return table[kind]
 
 
-def _kept(writer: _Writer, *values: Tensor | None) -> list[str]:
+def _constants(writer: _Writer, *values: Tensor | None) -> list[str]:
     """Constants of a node; a bias that is None has no place, for with an empty one ONNX Runtime would fuse nothing."""
     return [writer.keep(value) for value in values if value is not None]
 
@@ -241,28 +241,28 @@ def _convolution(writer: _Writer, conv: nn.Conv2d, x: str) -> str:
     elif conv.padding != "valid":
         padding["pads"] = [*conv.padding, *conv.padding]
     shape = {"kernel_shape": conv.kernel_size, "strides": conv.stride, "dilations": conv.dilation, "group": conv.groups}
-    return writer.write("Conv", x, *_kept(writer, conv.weight, conv.bias), **shape, **padding)
+    return writer.write("Conv", x, *_constants(writer, conv.weight, conv.bias), **shape, **padding)
 
 
 def _normalisation(writer: _Writer, norm: nn.BatchNorm2d, x: str) -> str:
     """ONNX Runtime folds it into the convolution before it."""
     if norm.running_mean is None or norm.running_var is None:
         raise NotImplementedError("no onnx for normalisation by the batch")
-    given = (
+    parameters = (
         torch.ones_like(norm.running_var) if norm.weight is None else norm.weight,
         torch.zeros_like(norm.running_mean) if norm.bias is None else norm.bias,
         norm.running_mean,
         norm.running_var,
     )
-    return writer.write("BatchNormalization", x, *_kept(writer, *given), epsilon=norm.eps)
+    return writer.write("BatchNormalization", x, *_constants(writer, *parameters), epsilon=norm.eps)
 
 
 def _max_pool(writer: _Writer, pool: nn.MaxPool2d, x: str) -> str:
     if pool.ceil_mode or pool.return_indices:
         raise NotImplementedError("no onnx for this kind of max-pool")
     side, stride, padding, dilation = (
-        [given] * 2 if isinstance(given, int) else list(given)
-        for given in (pool.kernel_size, pool.stride, pool.padding, pool.dilation)
+        [size] * 2 if isinstance(size, int) else list(size)
+        for size in (pool.kernel_size, pool.stride, pool.padding, pool.dilation)
     )
     return writer.write("MaxPool", x, kernel_shape=side, strides=stride, pads=padding * 2, dilations=dilation)
 
@@ -280,7 +280,7 @@ def _flat(writer: _Writer, flatten: nn.Flatten, x: str) -> str:
 
 
 def _linear(writer: _Writer, linear: nn.Linear, x: str) -> str:
-    return writer.write("Gemm", x, *_kept(writer, linear.weight, linear.bias), transB=1)
+    return writer.write("Gemm", x, *_constants(writer, linear.weight, linear.bias), transB=1)
 
 
 def _relu(writer: _Writer, _: object, x: str) -> str:
@@ -288,7 +288,7 @@ def _relu(writer: _Writer, _: object, x: str) -> str:
 
 
 def _relu6(writer: _Writer, _: object, x: str) -> str:
-    return writer.write("Clip", x, *_kept(writer, torch.tensor(0.0), torch.tensor(6.0)))
+    return writer.write("Clip", x, *_constants(writer, torch.tensor(0.0), torch.tensor(6.0)))
 
 
 def _same(_: _Writer, __: object, x: str) -> str:

@@ -45,19 +45,19 @@ def find_recipe(stage: nn.Module, x: Tensor) -> Recipe:
     modules = dict(exact.named_modules())
     calls: list[tuple[str, Tensor, Tensor]] = []
 
-    def watch(path: str) -> Callable[..., None]:
-        return lambda _, given, result: calls.append((path, given[0], result))
+    def record(path: str) -> Callable[..., None]:
+        return lambda _, inputs, result: calls.append((path, inputs[0], result))
 
-    watched = [path for path, module in modules.items() if isinstance(module, _BatchNorm | _ConvNd)]
-    hooks = [modules[path].register_forward_hook(watch(path)) for path in watched]
+    recorded = [path for path, module in modules.items() if isinstance(module, _BatchNorm | _ConvNd)]
+    hooks = [modules[path].register_forward_hook(record(path)) for path in recorded]
     expected = exact(x)
     for hook in hooks:
         hook.remove()
     made_by = {id(result): path for path, _, result in calls if isinstance(modules[path], _ConvNd)}
     folds = {
-        path: made_by[id(given)]
-        for path, given, _ in calls
-        if isinstance(modules[path], _BatchNorm) and id(given) in made_by and modules[path].running_mean is not None
+        path: made_by[id(inputs)]
+        for path, inputs, _ in calls
+        if isinstance(modules[path], _BatchNorm) and id(inputs) in made_by and modules[path].running_mean is not None
     }
     if (_folded(exact, folds)(x) - expected).abs().max() > _ROUNDING * expected.abs().max():
         folds = {}

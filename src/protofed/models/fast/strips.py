@@ -70,7 +70,7 @@ class _Convolved(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class _Cut:
-    """An output cut into strips. In a strip all even columns come first: what is pooled lies in equal places."""
+    """An output cut into strips. In a strip all even columns come first: what is pooled has equal positions."""
 
     images: torch.Size
     kernels: torch.Size
@@ -125,7 +125,7 @@ class _Cut:
         return rows.view(height, count, width, channels).permute(1, 3, 0, 2)
 
     def as_images(self, convolved: Tensor) -> Tensor:
-        """Strips as torch pools them best: images of two rows, even and odd columns, and channels that lie last."""
+        """Strips as torch pools them best: images of two rows, even and odd columns, and channels last."""
         channels = self.columns // 2 * self.kernels[0]
         return convolved.view(self.pooled_rows, 2, -1, channels).permute(0, 3, 1, 2)
 
@@ -140,7 +140,7 @@ class _Cut:
         return result.permute(2, 0, 3, 1).reshape(self.pooled_rows, 1, -1, channels).permute(0, 3, 1, 2)
 
     def _diagonals(self, matrices: Tensor) -> Tensor:
-        """Where the kernels lie in matrices, once for each column of a strip: [pair, even or odd, h, w, I, O]."""
+        """Positions of the kernels in matrices, once for each column of a strip: [pair, even or odd, h, w, I, O]."""
         outputs, inputs, height, width = self.kernels
         pairs, across = self.columns // 2, inputs * matrices.shape[2]
         return matrices.as_strided(

@@ -12,20 +12,20 @@ from protofed.studies.tables.traffic import traffic
 
 
 def compute(
-    preset: Preset, scale: Scale, dataset: str, rows: list[PublishedRow], given: Mapping[str, Any]
+    preset: Preset, scale: Scale, dataset: str, rows: list[PublishedRow], overrides: Mapping[str, Any]
 ) -> ComputedBlock:
     """One data set of a table."""
     tables = {"parameters": _shared_parameters, "traffic": communication, "partition": _partition_table}
-    return tables[preset.kind](preset, scale, dataset, rows, given)
+    return tables[preset.kind](preset, scale, dataset, rows, overrides)
 
 
 def _shared_parameters(
-    preset: Preset, scale: Scale, dataset: str, rows: list[PublishedRow], given: Mapping[str, Any]
+    preset: Preset, scale: Scale, dataset: str, rows: list[PublishedRow], overrides: Mapping[str, Any]
 ) -> ComputedBlock:
     """Numbers that a client which holds every class sends in a round, without sample counts and headers."""
 
     def count(row: PublishedRow) -> int:
-        with fixture(preset, row, dataset, scale, {**given, "rounds": 1}) as ready:
+        with fixture(preset, row, dataset, scale, {**overrides, "rounds": 1}) as ready:
             sent = traffic(ready.assembly, {next(iter(ready.sizes)): 1}).up
         return (sent.weights + sent.prototypes + sent.features) // 4
 
@@ -34,12 +34,12 @@ def _shared_parameters(
 
 
 def communication(
-    preset: Preset, scale: Scale, dataset: str, rows: list[PublishedRow], given: Mapping[str, Any]
+    preset: Preset, scale: Scale, dataset: str, rows: list[PublishedRow], overrides: Mapping[str, Any]
 ) -> ComputedBlock:
     """Gigabytes of all messages of a run: as the paper counts, and every byte."""
 
     def cells(row: PublishedRow) -> list[Any]:
-        with fixture(preset, row, dataset, scale, given) as ready:
+        with fixture(preset, row, dataset, scale, overrides) as ready:
             sent = traffic(ready.assembly, ready.sizes)
             rounds = ready.assembly.context.plan.rounds
         counted = sum(way.weights + way.features for way in (sent.up, sent.down)) / 1e9
@@ -52,10 +52,10 @@ def communication(
 
 
 def _partition_table(
-    preset: Preset, scale: Scale, dataset: str, _rows: list[PublishedRow], given: Mapping[str, Any]
+    preset: Preset, scale: Scale, dataset: str, _rows: list[PublishedRow], overrides: Mapping[str, Any]
 ) -> ComputedBlock:
     """Who holds how many images of each class."""
-    options = make_options(preset.run_options(dataset, scale, given))
+    options = make_options(preset.run_options(dataset, scale, overrides))
     data = load(options.data, data_root=options.data_root, domains=options.domains, labels=options.labels)
     rows = partition_of(data, options, holdout=0).rows(data.pooled_labels(), data.classes)
     columns = ["client", "train", *data.classes]

@@ -37,10 +37,10 @@ class Estimate:
 
 
 def estimate_row(
-    preset: Preset, row: PublishedRow, dataset: str, scale: Scale, given: Mapping[str, Any], *, runs: int
+    preset: Preset, row: PublishedRow, dataset: str, scale: Scale, overrides: Mapping[str, Any], *, runs: int
 ) -> Estimate:
     """Assemble one row on generated images, let one client train on one batch, and scale up."""
-    with fixture(preset, row, dataset, scale, given) as ready:
+    with fixture(preset, row, dataset, scale, overrides) as ready:
         cost = Trial(ready.assembly.prepared).sample_cost()
         plan, sizes = ready.assembly.context.plan, ready.sizes
         sent = traffic(ready.assembly, sizes)

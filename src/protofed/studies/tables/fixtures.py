@@ -22,8 +22,6 @@ from protofed.runs.options import Options, make_options
 from protofed.studies.schema import Scale
 from protofed.studies.tables.preset import Preset, PublishedRow
 
-_PARTITION_OPTIONS = ("protocol", "clients", "fraction", "samples_per_client", "seed")
-
 
 @dataclass(frozen=True)
 class _Fixture:
@@ -40,13 +38,16 @@ class _Fixture:
         return {client: len(indices) for client, indices in self.partition.train.items()}
 
 
+_PARTITION_OPTIONS = ("protocol", "clients", "fraction", "samples_per_client", "seed")
+
+
 @contextmanager
 def fixture(
-    preset: Preset, row: PublishedRow, dataset: str, scale: Scale, given: Mapping[str, Any]
+    preset: Preset, row: PublishedRow, dataset: str, scale: Scale, overrides: Mapping[str, Any]
 ) -> Iterator[_Fixture]:
     """Inside: a row of a table, assembled with its first condition and the user's options, on generated images."""
     declared, classes = preset.images(dataset, scale), preset.suite.data[dataset].classes
-    options = _row_options(preset, row, dataset, scale, given)
+    options = _row_options(preset, row, dataset, scale, overrides)
     partition = real_partition(preset, dataset, scale, options)
     own = [f"data.{key}" for key in data_options(options.data)]
     per_domain = _clients_per_domain(partition, list(declared.images))
@@ -97,10 +98,12 @@ def partition_of(dataset: Dataset, options: Options, holdout: float) -> Partitio
     return make_partition(dataset, **{key: getattr(options, key) for key in _PARTITION_OPTIONS}, holdout=holdout)
 
 
-def _row_options(preset: Preset, row: PublishedRow, dataset: str, scale: Scale, given: Mapping[str, Any]) -> Options:
+def _row_options(
+    preset: Preset, row: PublishedRow, dataset: str, scale: Scale, overrides: Mapping[str, Any]
+) -> Options:
     """The options of a run of one row under its first condition."""
     condition = next(iter(preset.conditions(dataset, scale).values()))
-    options = preset.run_options(dataset, scale, condition, given, row.options, {"set": row.set})
+    options = preset.run_options(dataset, scale, condition, overrides, row.options, {"set": row.set})
     cls = find_method(row.method)
     known = {knob.name for knob in knobs(cls)}
     settings = {key.removeprefix(f"{row.method}."): value for key, value in options["set"].items()}

@@ -37,7 +37,7 @@ def reproduce(
     `alpha=0.1`. The options are those of `run` and override what the preset says. Runs that are found in `out` are not
     repeated.
     """
-    preset, given = find_preset(name), _given(options)
+    preset, overrides = find_preset(name), _overrides(options)
     at = preset.scale_of(_scale(scale))
     rows = preset.selected_rows(split_names(methods))
     selected = preset.selected_datasets(split_names(datasets))
@@ -48,12 +48,12 @@ def reproduce(
         if out is None:
             raise UserError(f"{name} trains, so it needs --out, the folder of its runs; --dry-run says what it takes")
         run_seeds = list(dict.fromkeys(seeds if seeds is not None else preset.seeds[at]))
-        table = TrainedTable(preset, at, rows, split_names(columns), run_seeds, given, shard, list(callbacks))
+        table = TrainedTable(preset, at, rows, split_names(columns), run_seeds, overrides, shard, list(callbacks))
         blocks = {dataset: table.block(dataset, Path(out) / dataset) for dataset in selected}
         failures = table.failures
     else:
         with one_thread():
-            blocks = {dataset: compute(preset, at, dataset, rows, given) for dataset in selected}
+            blocks = {dataset: compute(preset, at, dataset, rows, overrides) for dataset in selected}
     content: ReproductionContent = {
         "preset": preset.name,
         "title": preset.title,
@@ -61,7 +61,7 @@ def reproduce(
         "seeds": run_seeds,
         "methods": split_names(methods),
         "columns": split_names(columns),
-        "options": given,
+        "options": overrides,
         "baseline": preset.baseline,
         "notes": preset.notes,
         "datasets": blocks,
@@ -86,7 +86,7 @@ def dry_run(
 
     A table that is only about data is tried with fedavg.
     """
-    preset, at, given = find_preset(name), _scale(scale), _given(options)
+    preset, at, overrides = find_preset(name), _scale(scale), _overrides(options)
     with one_thread():
         return [
             estimate_row(
@@ -94,7 +94,7 @@ def dry_run(
                 row,
                 dataset,
                 at,
-                given,
+                overrides,
                 runs=len(preset.selected_conditions(dataset, at, split_names(columns))),
             )
             for dataset in preset.selected_datasets(split_names(datasets))
@@ -108,7 +108,7 @@ def _scale(name: str) -> Scale:
     return "paper" if name == "paper" else "lite"
 
 
-def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+def _overrides(options: Mapping[str, Any]) -> dict[str, Any]:
     """The user's options, checked, in the form in which they are merged."""
-    given = {key: value for key, value in options.items() if value is not None}
-    return {**given, "set": make_options(given).set}
+    overrides = {key: value for key, value in options.items() if value is not None}
+    return {**overrides, "set": make_options(overrides).set}

@@ -1,4 +1,4 @@
-"""What came of reproducing a table: ours beside the paper's, for people and as comparison.json."""
+"""A reproduced table: our results beside the paper's, for people and as comparison.json."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -23,7 +23,7 @@ def traffic(assembly: Assembly, sizes: Mapping[str, int]) -> _Traffic:
 
     `sizes` are the clients' training images. Sets of prototypes count with one prototype for each class.
     """
-    context, templates = assembly.context, assembly.templates
+    context, templates = assembly.context, assembly.prepared.templates
     if context.method.pools_data:
         return _Traffic(Bytes(), Bytes())
     known: dict[tuple[str, int], Bytes] = {}

@@ -33,7 +33,7 @@ class TrainedTable:
         rows: list[PublishedRow],
         columns: list[str] | None,
         seeds: list[int],
-        given: dict[str, Any],
+        overrides: dict[str, Any],
         shard: str | None,
         callbacks: list[Any],
     ) -> None:
@@ -43,7 +43,7 @@ class TrainedTable:
         self._rows = rows
         self._selected = columns
         self._seeds = seeds
-        self._given = given
+        self._overrides = overrides
         self._shard = shard
         self._callbacks = callbacks
 
@@ -66,7 +66,7 @@ class TrainedTable:
         views: Mapping[View, Mapping[str, ReproducedView]],
         folder: Path,
     ) -> ReproducedMethod:
-        """One row, whose runs lie in the folder of the table."""
+        """One row, whose runs are in the folder of the table."""
         view = self._view_of(row, views)
         summaries = [run.summary for run in _all_runs(runs)]
         return {
@@ -94,7 +94,7 @@ class TrainedTable:
     def _compare(self, dataset: str, condition: Mapping[str, str], folder: Path) -> dict[str, dict[int, Run]]:
         """All rows under one condition, for every seed."""
         preset = self._preset
-        options = preset.run_options(dataset, self._scale, condition, self._given)
+        options = preset.run_options(dataset, self._scale, condition, self._overrides)
         named = preset.suite.data[dataset].preset
         if named is not None and any(named in find_method(row.method).presets for row in self._rows):
             options.setdefault("preset", named)
