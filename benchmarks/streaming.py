@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,16 +22,16 @@ _DOMAINS = ("north", "south")
 _TESTED = 5
 """Every so many images one is tested on."""
 _GOAL = 1.5e9
-_METHOD = ("fedavg", "--train", "head", "--rounds", "2", "--views", "1", "--clients", "2")
+_METHOD = ("fedavg", "--train", "head", "--rounds", "2", "--views", "1", "--clients", "north=2,south=2")
 
 
-def main() -> None:
-    """Write the images, run on them in a new process, and tell the highest memory of that process and its children."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the images and run on them in a new process; the bytes that this process and its children take."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--images", type=int, default=10_000)
     parser.add_argument("--side", type=int, default=_SIDE)
     parser.add_argument("--write", action="store_true", help=f"write {_RESULT.name}")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         write_images(folder / "images", arguments.images, arguments.side)
@@ -42,9 +43,10 @@ def main() -> None:
         "# Memory of a run on many images",
         "",
         f"`protofed run {' '.join(_METHOD)}` on {arguments.images:,} JPEGs of {arguments.side} pixels, "
-        f"{decoded / 1e9:.2f} GB once decoded; the features of the backbone are computed.",
+        f"{decoded / 1e9:.2f} GB once decoded; the features of the backbone are computed. The highest sum over the "
+        "process and its children, in which shared pages count once, less that of one that has imported protofed.",
         "",
-        "| above the interpreter with protofed imported, GB | goal | seconds |",
+        "| above the interpreter, GB | goal | seconds |",
         "| --- | --- | --- |",
         f"| {above / 1e9:.2f} | < {_GOAL / 1e9:.1f} | {seconds:.0f} |",
         "",
@@ -52,7 +54,7 @@ def main() -> None:
     print("\n".join(lines))
     if arguments.write:
         _RESULT.write_text("\n".join(lines))
-    sys.exit(above >= _GOAL)
+    return above
 
 
 def write_images(folder: Path, count: int, side: int) -> None:
@@ -100,13 +102,15 @@ def interpreter_bytes() -> int:
 
 
 def _peak_bytes(command: list[str], environment: dict[str, str]) -> int:
-    with subprocess.Popen([sys.executable, *command], env=environment, stdout=subprocess.DEVNULL) as process:
-        with watched(process.pid) as peak:
-            code = process.wait()
+    with (
+        subprocess.Popen([sys.executable, *command], env=environment, stdout=subprocess.DEVNULL) as process,
+        watched(process.pid) as peak,
+    ):
+        code = process.wait()
     if code:
         raise SystemExit(f"{' '.join(command)} ended with {code}")
     return peak.bytes
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main() >= _GOAL)

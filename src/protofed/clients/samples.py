@@ -13,7 +13,7 @@ from protofed.data import Augment, Images, Normalise
 from protofed.data.pixels import StoredPixels
 from protofed.seeding import generator
 
-_KEPT_NORMALISED = 256 * 2**20
+KEPT_NORMALISED = 256 * 2**20
 """Bytes of normalised images that a client keeps from batch to batch."""
 
 SampleKind = Literal["train", "validation", "holdout", "test"]
@@ -198,7 +198,7 @@ class ClientSamples:
 
     def _unchanging(self, chosen: Tensor) -> Tensor:
         """Without augmentation a sample looks the same in every epoch, so few are normalised once."""
-        if len(self) * prod(self._like.shape[1:]) * self._dtype.itemsize > _KEPT_NORMALISED:
+        if len(self) * prod(self._like.shape[1:]) * self._dtype.itemsize > KEPT_NORMALISED:
             return self._normalise(self._look(chosen), self._dtype)
         if self._clean is None:
             self._clean = self._normalise(self._look(slice(None)), self._dtype)
