@@ -100,19 +100,19 @@ def read_arrays(path: Path, required: Sequence[str] = (), packed: Sequence[str] 
         return {name: _array(archive, entry) for name, entry in entries.items() if name not in packed}
 
 
-class _Header(NamedTuple):
+class _ArrayHeader(NamedTuple):
     shape: tuple[int, ...]
     columns_first: bool
     dtype: np.dtype[Any]
 
 
-def _read_header(file: IO[bytes]) -> _Header:
+def _read_header(file: IO[bytes]) -> _ArrayHeader:
     version = npy.read_magic(file)
     read_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-    return _Header(*read_header(file, max_header_size=_LONGEST_HEADER))
+    return _ArrayHeader(*read_header(file, max_header_size=_LONGEST_HEADER))
 
 
-def _checked_header(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> _Header:
+def _checked_header(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> _ArrayHeader:
     """What an array is, if it is plain numbers or text and as large as it says."""
     with archive.open(entry) as file:
         header = _read_header(file)

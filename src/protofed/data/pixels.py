@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from protofed.errors import UserError
-from protofed.system import cache_folder, require_memory
+from protofed.system import available_memory, cache_folder, require_memory
 
 log = logging.getLogger("protofed")
 
@@ -149,21 +149,20 @@ PixelArray: TypeAlias = NDArray[Any] | PixelFile
 
 
 def empty_pixels(shape: Sequence[int], total: int, dtype: type[np.generic] = np.uint8) -> PixelArray:
-    """Room for pixels of this shape, in memory or on disk as `total`, the bytes of the whole data set, demands.
+    """Room for pixels of this shape: in memory, or on disk where `total`, the bytes of the whole data set, are many.
 
     A disk without room is told, and the memory takes its place where it has enough.
     """
     size = prod(shape) * np.dtype(dtype).itemsize
-    what = f"decoding {shape[0]} images at {shape[2]}x{shape[3]}"
-    if total > MEMORY_LIMIT:
+    free = available_memory()
+    if total > MEMORY_LIMIT or (free is not None and size > free):
         try:
             return PixelFile(shape, dtype)
         except OSError as problem:
             why = f"{cache_folder()} has no room for {size / 1e9:.1f} GB of decoded images ({problem.strerror})"
-        require_memory(size, f"{why}; {what}", "set PROTOFED_CACHE to a folder with room, or lower --image-size")
+        what = f"{why}; reading {shape[0]} images at {shape[2]}x{shape[3]}"
+        require_memory(size, what, "set PROTOFED_CACHE to a folder with room, or lower --image-size")
         log.warning("%s; they are kept in memory; set PROTOFED_CACHE to a folder with room", why)
-    else:
-        require_memory(size, what, "lower --image-size")
     return np.empty(shape, dtype=dtype)
 
 
