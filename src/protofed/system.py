@@ -1,4 +1,4 @@
-"""This machine: its cores and memory, processes that end together, files that are whole or absent, locks."""
+"""This machine: its cores and memory, processes that end together, files that are whole or absent, caches, locks."""
 
 import ctypes
 import fcntl
@@ -93,6 +93,14 @@ def keep_freed_memory() -> None:
     if adjust is not None:
         adjust(_MMAP_THRESHOLD, _LARGE)
         adjust(_TRIM_THRESHOLD, _KEPT)
+
+
+def cache_folder() -> Path:
+    """PROTOFED_CACHE, or the user's cache folder."""
+    named = os.environ.get("PROTOFED_CACHE")
+    if named:
+        return Path(named).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "protofed"
 
 
 def write_atomically(path: Path, content: bytes) -> None:

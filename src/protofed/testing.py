@@ -172,7 +172,7 @@ class _Trial:
         limit = normalised(torch.full((1, 1, 1, 1), _BRIGHTEST_TRAINING_PIXEL, dtype=torch.uint8), context.dtype)
         brightest = max(float(x[:, 0, 0, 0].max()) for x in recording.inputs)
         assert brightest < float(limit) + 1e-3, f"{self.method.__name__} was shown test data"
-        pool = context.dataset.pooled_train().x
+        pool = context.dataset.pooled_train().x[:]
         images = torch.cat([forms.double().flatten(1) for forms in (pool, pool / 255, normalised(pool, context.dtype))])
         for what, messages in (("broadcast", recording.broadcasts), ("upload", recording.uploads)):
             for (round, client), message in messages.items():

@@ -121,6 +121,12 @@ def test_memory_counts_children(benchmark):
     assert memory.tree_bytes(process.pid) == 0
 
 
+def test_streaming_quick(benchmark, capsys):
+    above = benchmark("streaming").main(["--images", "40", "--side", "64"])
+    assert 0 < above < 1.5e9
+    assert "40 JPEGs of 64 pixels" in capsys.readouterr().out
+
+
 def test_frozen_quick(benchmark, capsys):
     measured = benchmark("frozen").main(["--quick"])
     assert set(measured) == {"adapters", "last stage"}

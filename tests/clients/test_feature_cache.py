@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from protofed.clients.feature_cache import FeatureCache, cache_folder
+from protofed.clients.feature_cache import FeatureCache
+from protofed.system import cache_folder
 
 BACKBONE, OTHER = b"backbone", b"another"
 

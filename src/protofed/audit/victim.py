@@ -13,6 +13,7 @@ from protofed.audit.membership import distances
 from protofed.clients import RunContext
 from protofed.data import Images
 from protofed.data.partition import stratified_split
+from protofed.data.pixels import pieces
 from protofed.errors import UserError
 from protofed.method import Method
 from protofed.models.net import Net
@@ -56,7 +57,7 @@ class Victim:
     @property
     def pixels(self) -> Tensor:
         """The client's training images."""
-        return self.members.x.float() / 255
+        return self.members.x[:].float() / 255
 
     def features(self, images: Images, cut: str | None) -> Tensor:
         """What the model makes of images at a stage."""
@@ -90,8 +91,7 @@ class Victim:
     def _run(self, images: Images, compute: Any, batch: int = 256) -> Tensor:
         with self.net.eval():
             parts = [
-                compute(self.context.dataset.normalise(x, self.context.dtype)).float()
-                for x in torch.split(images.x, batch)
+                compute(self.context.dataset.normalise(x, self.context.dtype)).float() for x in pieces(images.x, batch)
             ]
         return torch.cat(parts)
 

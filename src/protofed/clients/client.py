@@ -127,7 +127,7 @@ class ClientSide:
         """Under the initial network, which every client has."""
         architecture = self._context.architecture_of(job.client)
         net = self._nets[architecture]
-        net.load(self._here(self._templates.clients[architecture]).model)
+        net.load(self._to_device(self._templates.clients[architecture]).model)
         self._skip_frozen(job.client)
         samples = self._context.samples(job.client)
         sent = encode(client_class_means(net, samples), job.client)

@@ -6,7 +6,6 @@ a run goes on without it and says so.
 """
 
 import logging
-import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +17,8 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
+
+from protofed.system import cache_folder
 
 log = logging.getLogger("protofed")
 
@@ -38,14 +39,6 @@ CREATE TABLE IF NOT EXISTS features (
     PRIMARY KEY (backbone, image)
 ) WITHOUT ROWID
 """
-
-
-def cache_folder() -> Path:
-    """PROTOFED_CACHE, or the user's cache folder."""
-    named = os.environ.get("PROTOFED_CACHE")
-    if named:
-        return Path(named).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "protofed"
 
 
 @dataclass(frozen=True)

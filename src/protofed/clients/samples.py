@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import blake2b
+from math import prod
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -9,7 +10,11 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from protofed.data import Augment, Images, Normalise
+from protofed.data.pixels import StoredPixels
 from protofed.seeding import generator
+
+KEPT_NORMALISED = 256 * 2**20
+"""Bytes of normalised images that a client keeps from batch to batch."""
 
 SampleKind = Literal["train", "validation", "holdout", "test"]
 
@@ -112,7 +117,9 @@ class ClientSamples:
         self.validation = validation
         self._balanced = balanced
         self.y = to_device(images.y, device)
-        self._pixels = to_device(images.x, device)
+        self._device = device
+        # What is not in memory stays where it is until a batch of it is wanted.
+        self._pixels = images.x if isinstance(images.x, StoredPixels) else to_device(images.x, device)
         self._normalise = normalise
         self._augment = augment
         self._dtype = dtype
@@ -138,11 +145,11 @@ class ClientSamples:
 
     def clean(self, part: slice) -> Tensor:
         """Some samples as they are, normalised."""
-        return self._normalise(self._pixels[part], self._dtype) if self._clean is None else self._clean[part]
+        return self._normalise(self._look(part), self._dtype) if self._clean is None else self._clean[part]
 
     def pixels(self, indices: Tensor) -> Tensor:
         """Some images as they came, uint8 on the CPU."""
-        return self._pixels[indices.to(self._pixels.device)].cpu()
+        return self._look(indices).cpu()
 
     def render(self, rows: Tensor) -> Tensor:
         """The images of some rows as their views show them, normalised."""
@@ -151,13 +158,19 @@ class ClientSamples:
     def digest(self, row: int) -> bytes:
         """Hash of everything the image of a row depends on; the same at every client."""
         view, index = divmod(row, len(self))
-        content = self._pixels[index].cpu().contiguous().numpy().tobytes()
+        content = self._look(index).cpu().contiguous().numpy().tobytes()
         about = f"{self._normalise} {tuple(self._like.shape)}" + (f" {view} {self._augment}" if view else "")
         return blake2b(content, digest_size=16, key=blake2b(about.encode(), digest_size=32).digest()).digest()
 
+    def _look(self, chosen: int | slice | Tensor) -> Tensor:
+        """Some images as they came, on the device."""
+        if isinstance(self._pixels, StoredPixels):
+            return to_device(self._pixels[chosen.cpu() if isinstance(chosen, Tensor) else chosen], self._device)
+        return self._pixels[chosen.to(self._device) if isinstance(chosen, Tensor) else chosen]
+
     def _view(self, row: int) -> Tensor:
         view, index = divmod(row, len(self))
-        image = self._pixels[index]
+        image = self._look(index)
         if not view:
             return image
         content = blake2b(image.cpu().contiguous().numpy().tobytes(), digest_size=8).hexdigest()
@@ -180,13 +193,15 @@ class ClientSamples:
             views = torch.randint(self._views, (len(indices),), generator=rng).to(indices.device)
             return self._batch(views * len(self) + indices, self.render), self.y[indices]
         if self._augment:
-            return self._normalise(self._augment(self._pixels[indices], rng), self._dtype), self.y[indices]
+            return self._normalise(self._augment(self._look(indices), rng), self._dtype), self.y[indices]
         return self._batch(indices, self._unchanging), self.y[indices]
 
     def _unchanging(self, indices: Tensor) -> Tensor:
-        """Without augmentation a sample looks the same in every epoch, so the work is done once."""
+        """Without augmentation a sample looks the same in every epoch, so few are normalised once."""
+        if len(self) * prod(self._like.shape[1:]) * self._dtype.itemsize > KEPT_NORMALISED:
+            return self._normalise(self._look(indices), self._dtype)
         if self._clean is None:
-            self._clean = self._normalise(self._pixels, self._dtype)
+            self._clean = self._normalise(self._look(slice(None)), self._dtype)
         return self._clean[indices]
 
     def _batch(self, rows: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor:

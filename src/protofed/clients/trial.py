@@ -13,6 +13,7 @@ from protofed.clients.client import ClientSide, ReadyClient
 from protofed.clients.jobs import Train
 from protofed.clients.optimizers import make_optimizers
 from protofed.clients.prepared import Prepared
+from protofed.clients.samples import KEPT_NORMALISED
 from protofed.clients.training import Precision, set_modes, train, training_batches
 from protofed.clients.vectorised import stackable, train_stacked
 from protofed.guards import PrivateGradients
@@ -159,7 +160,7 @@ def training_bytes(method: Method, net: Net, ready: ReadyClient, precision: Prec
     with torch.random.fork_rng(devices=[]), saved.counting(), precision():
         for step in method.steps:
             getattr(method, step.loss)(net, batch.x, batch.y, at)
-    samples = len(ready.samples) * batch.x[0].nbytes
+    samples = min(len(ready.samples) * batch.x[0].nbytes, KEPT_NORMALISED)
     return _WEIGHT_COPIES * weights + samples + 2 * saved.total  # as much again on the way back
 
 

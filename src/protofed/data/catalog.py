@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
+from math import prod
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -17,6 +18,7 @@ from protofed.data.images import Dataset, Domain, Images, RawData, square, unify
 from protofed.data.labels import regroup
 from protofed.data.manifest import read_manifest
 from protofed.data.normalise import Normalise
+from protofed.data.pixels import pieces
 from protofed.data.sources import SOURCES, Reader
 from protofed.errors import UserError, unknown_name
 from protofed.settings import SettingInfo, checked, keyword_settings
@@ -272,8 +274,8 @@ def _leaks(raw: RawData) -> list[str]:
     for domain in raw.domains.values():
         # Few training images can equal a test image at all; only these are worth a digest.
         suspects = np.isin(_keys(domain.train), _keys(domain.test))
-        train_digests = set(_digests(domain.train.x.numpy()[suspects]))
-        shared = sum(digest in train_digests for digest in _digests(domain.test.x.numpy()))
+        train_digests = set(_digests(domain.train.take(np.flatnonzero(suspects))))
+        shared = sum(digest in train_digests for digest in _digests(domain.test))
         if shared:
             warnings.append(f"domain {domain.name}: {shared} of {len(domain.test)} test images are training images too")
     return warnings
@@ -281,14 +283,19 @@ def _leaks(raw: RawData) -> list[str]:
 
 def _keys(images: Images) -> NDArray[np.uint64]:
     """A hash of every image: equal images have equal hashes, different ones hardly ever."""
-    flat = images.x.numpy().reshape(len(images), -1)
-    words = np.ascontiguousarray(flat[:, : flat.shape[1] // 8 * 8]).view(np.uint64)
-    factors = np.random.default_rng(0).integers(2**64, size=words.shape[1], dtype=np.uint64) | np.uint64(1)
-    return words @ factors
+    count = prod(images.x.shape[1:]) // 8
+    factors = np.random.default_rng(0).integers(2**64, size=count, dtype=np.uint64) | np.uint64(1)
+    keys = []
+    for part in pieces(images.x):
+        flat = part.numpy().reshape(len(part), -1)
+        keys.append(np.ascontiguousarray(flat[:, : count * 8]).view(np.uint64) @ factors)
+    return np.concatenate(keys)
 
 
-def _digests(pictures: NDArray[np.uint8]) -> Iterator[bytes]:
-    return (blake2b(picture.tobytes(), digest_size=16).digest() for picture in pictures)
+def _digests(images: Images) -> Iterator[bytes]:
+    return (
+        blake2b(picture.tobytes(), digest_size=16).digest() for part in pieces(images.x) for picture in part.numpy()
+    )
 
 
 def _summary(domain: Domain, classes: int) -> DomainSummary:

@@ -105,7 +105,7 @@ def _mnistm(digits: Images, count: int, part: str) -> Images:
     _, positions = stratified_split(digits.y.numpy(), count / len(digits), numpy_generator(_SEED, "mnistm", part))
     base = digits.take(positions)
     texture = _textures(len(base), generator(_SEED, "mnistm-texture", part))
-    return _pixels((texture - base.x.float() / 255).abs(), base.y)
+    return _pixels((texture - base.x[:].float() / 255).abs(), base.y)
 
 
 def _syn(count: int, part: str) -> Images:

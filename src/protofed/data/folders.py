@@ -1,8 +1,9 @@
 """Reads a folder of your own: one `DOMAIN.npz` per domain, or `DOMAIN/train/CLASS/*.png` and `DOMAIN/test/CLASS/*`."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,7 +11,8 @@ from numpy.typing import NDArray
 
 from protofed.data.files import IMAGE_SUFFIXES, LabelledFile, class_order, depth, is_image, read_domains, shallow_note
 from protofed.data.images import Domain, Images, RawData
-from protofed.data.npz import READ_ERRORS, ObjectArrayError, read_arrays
+from protofed.data.npz import READ_ERRORS, ArrayRows, ObjectArrayError, read_arrays, unpacked_bytes
+from protofed.data.pixels import Pixels, empty_pixels, filled
 from protofed.errors import UserError
 
 FOLDER_LAYOUT = (
@@ -77,12 +79,14 @@ def read_npz(archives: list[Path], source: str) -> RawData:
     origins: list[str] = []
     licences: list[str] = []
     warnings: list[str] = []
+    total = sum(map(unpacked_bytes, archives))
     for path in archives:
-        arrays = _load_arrays(path)
-        bits = _depth(arrays)
+        arrays, packed = _load_arrays(path)
+        bits = _depth(path, packed)
         if 8 < bits < 16:
             warnings.append(f"domain {path.stem}: {shallow_note(bits)}")
-        domains[path.stem] = Domain(path.stem, _part(path, arrays, "train", bits), _part(path, arrays, "test", bits))
+        train, test = (_part(path, packed[f"x_{part}"], arrays, part, bits, total) for part in ("train", "test"))
+        domains[path.stem] = Domain(path.stem, train, test)
         if "classes" in arrays:
             named[path] = _class_names(path, arrays["classes"])
         origins += _texts(arrays, "source")
@@ -99,10 +103,11 @@ def read_npz(archives: list[Path], source: str) -> RawData:
     )
 
 
-def _load_arrays(path: Path) -> dict[str, NDArray[np.generic]]:
-    needed = ("x_train", "y_train", "x_test", "y_test")
+def _load_arrays(path: Path) -> tuple[dict[str, NDArray[np.generic]], dict[str, ArrayRows]]:
+    """All but the images, and the images, which are not unpacked yet."""
+    images, needed = ("x_train", "x_test"), ("x_train", "y_train", "x_test", "y_test")
     try:
-        return read_arrays(path, needed)
+        return read_arrays(path, needed, images), {key: ArrayRows(path, key) for key in images}
     except ObjectArrayError:
         raise UserError(f"{path} holds Python objects; save plain arrays of numbers and text instead") from None
     except READ_ERRORS as problem:
@@ -116,35 +121,52 @@ def _broken(path: Path, problem: BaseException) -> UserError:
     return UserError(f"{path} is not a readable npz file ({reason}); write it again with numpy.savez_compressed")
 
 
-def _depth(arrays: Mapping[str, NDArray[np.generic]]) -> int:
+def _pieces(path: Path, values: ArrayRows) -> Iterator[NDArray[Any]]:
+    try:
+        yield from values.pieces()
+    except READ_ERRORS as problem:
+        raise _broken(path, problem) from None
+
+
+def _depth(path: Path, packed: Mapping[str, ArrayRows]) -> int:
     """The bits in use, over both parts, so that training and test images are scaled alike."""
-    deep = [arrays[key] for key in ("x_train", "x_test") if arrays[key].dtype == np.uint16 and arrays[key].size]
-    return depth(max(int(values.astype(np.uint16).max()) for values in deep)) if deep else 8
+    deep = [values for values in packed.values() if values.dtype == np.uint16 and 0 not in values.shape]
+    peaks = [int(piece.astype(np.uint16).max()) for values in deep for piece in _pieces(path, values)]
+    return depth(max(peaks)) if peaks else 8
 
 
-def _part(path: Path, arrays: Mapping[str, NDArray[np.generic]], part: str, bits: int) -> Images:
-    x = _pixels(path, f"x_{part}", arrays[f"x_{part}"], bits)
+def _part(
+    path: Path, packed: ArrayRows, arrays: Mapping[str, NDArray[np.generic]], part: str, bits: int, total: int
+) -> Images:
+    x = _pixels(path, f"x_{part}", packed, bits, total)
     y = _labels(path, f"y_{part}", arrays[f"y_{part}"])
     if len(x) != len(y):
         raise UserError(f"{path}: x_{part} holds {len(x)} images and y_{part} {len(y)} labels; they must be as many")
     if not len(x):
         raise UserError(f"{path}: x_{part} holds no images; a domain needs at least one {part} image")
-    return Images(torch.from_numpy(x), torch.from_numpy(y))
+    return Images(x, torch.from_numpy(y))
 
 
-def _pixels(path: Path, key: str, values: NDArray[np.generic], bits: int) -> NDArray[np.uint8]:
+def _pixels(path: Path, key: str, values: ArrayRows, bits: int, total: int) -> Pixels:
     """Any reasonable array of images as uint8 [N, C, H, W]."""
     where = f"{path}: {key}"
-    if values.ndim not in (3, 4):
-        raise UserError(f"{where} has {values.ndim} dimensions; images are N x H x W or N x H x W x C")
-    stacked = values[..., None] if values.ndim == 3 else values
-    if stacked.shape[3] not in (1, 3):
-        swapped = stacked.shape[1] in (1, 3)
+    if len(values.shape) not in (3, 4):
+        raise UserError(f"{where} has {len(values.shape)} dimensions; images are N x H x W or N x H x W x C")
+    shape = values.shape if len(values.shape) == 4 else (*values.shape, 1)
+    count, height, width, channels = shape
+    if channels not in (1, 3):
+        swapped = height in (1, 3)
         advice = "move the channels to the end" if swapped else "images are N x H x W x C with C of 1 or 3"
         raise UserError(f"{where} has shape {'x'.join(map(str, values.shape))}; {advice}")
-    if 0 in stacked.shape[1:]:
+    if 0 in shape[1:]:
         raise UserError(f"{where} has images without pixels; images are N x H x W or N x H x W x C")
-    return np.ascontiguousarray(_eight_bit(where, stacked, bits).transpose(0, 3, 1, 2))
+    array = empty_pixels((count, channels, height, width), total)
+    start = 0
+    for piece in _pieces(path, values):
+        rows = _eight_bit(where, piece.reshape(-1, *shape[1:]), bits)
+        array[start : start + len(rows)] = rows.transpose(0, 3, 1, 2)
+        start += len(rows)
+    return filled(array)
 
 
 def _eight_bit(where: str, values: NDArray[np.generic], bits: int) -> NDArray[np.uint8]:

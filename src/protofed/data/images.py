@@ -1,8 +1,9 @@
-"""Labelled images in memory, grouped by domain, and brought to one shape."""
+"""Labelled images, grouped by domain, and brought to one shape."""
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 
 import numpy as np
 import torch
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protofed.data.normalise import Normalise
+from protofed.data.pixels import Pixels, StoredPixels, empty_pixels, filled, join, pieces, select
 from protofed.errors import UserError
 
 Indices = Tensor | np.ndarray | Sequence[int]
@@ -18,15 +20,16 @@ LUMINANCE = (0.299, 0.587, 0.114)
 # Clients and their files are named after domains, results are keyed by them.
 _DOMAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 _TAKEN_NAMES = ("average", "pooled", "held_out")
-# Resizing goes through float32; a chunk bounds what that costs in memory.
-_RESIZE_CHUNK = 512
 
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """Pixels `x`, uint8 [N, C, H, W], and labels `y`, int64 [N]."""
+    """Pixels `x`, uint8 [N, C, H, W], and labels `y`, int64 [N].
 
-    x: Tensor
+    Many pixels are not in memory but read when they are asked for: `x[...]` is a tensor in any case.
+    """
+
+    x: Pixels
     y: Tensor
 
     def __post_init__(self) -> None:
@@ -41,7 +44,7 @@ class Images:
     def take(self, indices: Indices) -> "Images":
         """The images at `indices`, in that order."""
         positions = torch.as_tensor(indices, dtype=torch.int64)
-        return Images(self.x[positions], self.y[positions])
+        return Images(select(self.x, positions), self.y[positions])
 
     @property
     def channels(self) -> int:
@@ -121,27 +124,29 @@ class Dataset:
         return where
 
     def pooled_train(self) -> Images:
-        """The training images of all domains, in the order of the domains, as a copy; partitions index into this."""
-        return Images(torch.cat([domain.train.x for domain in self.domains.values()]), self.pooled_labels())
+        """The training images of all domains, in the order of the domains; partitions index into this."""
+        return Images(join([domain.train.x for domain in self.domains.values()]), self.pooled_labels())
 
     def take_train(self, indices: Indices) -> Images:
         """Training images by their place in the pooled training set, in that order; the rest is not touched."""
         positions = torch.as_tensor(indices, dtype=torch.int64)
+        missing = int(((positions < 0) | (positions >= sum(map(len, self.offsets.values())))).sum())
+        if missing:
+            raise IndexError(f"{missing} of {len(positions)} positions are outside the training set")
+        if any(isinstance(domain.train.x, StoredPixels) for domain in self.domains.values()):
+            return self.pooled_train().take(positions)
         # A client's images have one memory layout, however they were read and whoever else is there: otherwise
         # augmentation would round differently.
-        taken = Images(torch.empty(len(positions), *self.image_shape, dtype=torch.uint8), torch.empty_like(positions))
-        missing = len(positions)
+        x = torch.empty(len(positions), *self.image_shape, dtype=torch.uint8)
+        y = torch.empty_like(positions)
         for name, where in self.offsets.items():
             here = (positions >= where.start) & (positions < where.stop)
             if bool(here.all()):
                 whole = self.domains[name].train.take(positions - where.start)
-                return Images(whole.x.contiguous(), whole.y)
+                return Images(whole.x[:].contiguous(), whole.y)
             part = self.domains[name].train.take(positions[here] - where.start)
-            taken.x[here], taken.y[here] = part.x, part.y
-            missing -= len(part)
-        if missing:
-            raise IndexError(f"{missing} of {len(positions)} positions are outside the training set")
-        return taken
+            x[here], y[here] = part.x[:], part.y
+        return Images(x, y)
 
     def with_tests_in_training(self) -> "Dataset":
         """The same with every domain's test images behind its training images, and none to test on."""
@@ -163,7 +168,7 @@ class Dataset:
 
 def _all_in_training(domain: Domain) -> Domain:
     train, test = domain.train, domain.test
-    merged = Images(torch.cat([train.x, test.x]), torch.cat([train.y, test.y]))
+    merged = Images(join([train.x, test.x]), torch.cat([train.y, test.y]))
     return Domain(domain.name, merged, test.take([]))
 
 
@@ -175,7 +180,7 @@ def to_channels(x: Tensor, channels: int) -> Tensor:
         return x.repeat(1, 3, 1, 1)
     if x.shape[1] == 3 and channels == 1:
         weights = torch.tensor(LUMINANCE).view(1, 3, 1, 1)
-        return torch.cat([_to_uint8((part.float() * weights).sum(1, keepdim=True)) for part in _chunks(x)])
+        return torch.cat([_to_uint8((part.float() * weights).sum(1, keepdim=True)) for part in pieces(x)])
     raise UserError(f"images with {x.shape[1]} channels cannot become {channels}; channels must be 1 or 3")
 
 
@@ -183,9 +188,8 @@ def to_size(x: Tensor, size: tuple[int, int]) -> Tensor:
     """Bilinear resize that averages over the source area when it shrinks; uint8 in and out."""
     if x.shape[2:] == size:
         return x
-    resized = [
-        _to_uint8(F.interpolate(part.float(), size=size, mode="bilinear", antialias=True)) for part in _chunks(x)
-    ]
+    # Resizing goes through float32; pieces bound what that costs in memory.
+    resized = [_to_uint8(F.interpolate(part.float(), size=size, mode="bilinear", antialias=True)) for part in pieces(x)]
     return torch.cat(resized)
 
 
@@ -206,10 +210,26 @@ def unify(
     heights, widths = zip(*(part.size for part in parts), strict=True)
     wanted_size = square(image_size) or (max(heights), max(widths))
 
+    shape = (wanted_channels, *wanted_size)
+    total = sum(map(len, parts)) * prod(shape)
+
     def shaped(images: Images) -> Images:
-        return Images(to_size(to_channels(images.x, wanted_channels), wanted_size), images.y)
+        return Images(to_shape(images.x, shape, total), images.y)
 
     return {name: Domain(name, shaped(domain.train), shaped(domain.test)) for name, domain in domains.items()}
+
+
+def to_shape(x: Pixels, shape: tuple[int, int, int], total: int | None = None) -> Pixels:
+    """Images of these channels, height and width; `total` are the bytes of the data set, of which `x` may be a part."""
+    if x.shape[1:] == shape:
+        return x
+    channels, height, width = shape
+    array = empty_pixels((len(x), *shape), len(x) * prod(shape) if total is None else total)
+    start = 0
+    for part in pieces(x):
+        array[start : start + len(part)] = to_size(to_channels(part, channels), (height, width)).numpy()
+        start += len(part)
+    return filled(array)
 
 
 def square(image_size: int | tuple[int, int] | None) -> tuple[int, int] | None:
@@ -220,10 +240,6 @@ def square(image_size: int | tuple[int, int] | None) -> tuple[int, int] | None:
     if min(height, width) < 4:
         raise UserError(f"image size must be at least 4 pixels, not {min(height, width)}")
     return height, width
-
-
-def _chunks(x: Tensor) -> tuple[Tensor, ...]:
-    return torch.split(x, _RESIZE_CHUNK)
 
 
 def _to_uint8(x: Tensor) -> Tensor:

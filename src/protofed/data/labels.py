@@ -41,7 +41,7 @@ def regroup(data: RawData, rule: str) -> RawData:
         kept = y >= 0
         if not kept.any():
             raise UserError(f"labels {rule!r} leaves no {part} images in domain {domain}; mention classes it has")
-        return Images(images.x[kept], y[kept])
+        return Images(images.x, y).take(kept.nonzero()[:, 0])
 
     domains = {
         name: Domain(name, relabelled(domain.train, "train", name), relabelled(domain.test, "test", name))

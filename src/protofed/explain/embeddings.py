@@ -25,6 +25,7 @@ from scipy.spatial.distance import cdist
 from torch import Tensor
 
 from protofed.data.images import Images
+from protofed.data.pixels import Pixels
 from protofed.errors import UserError, unknown_name
 from protofed.explain.images import class_number_of
 from protofed.explain.plots import draw_embeddings, draw_hausdorff
@@ -211,7 +212,7 @@ def _features(
 
 
 @torch.no_grad()
-def _features_of(opened: OpenRun, net: Net, pixels: Tensor) -> Tensor:
+def _features_of(opened: OpenRun, net: Net, pixels: Pixels) -> Tensor:
     """Features of images, flat, [n, d]."""
     with net.eval():
         return torch.cat([net.features(opened.normalised(x)).flatten(1) for x in batches(pixels)])

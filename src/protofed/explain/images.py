@@ -37,7 +37,7 @@ def from_files(opened: OpenRun, path: Path, count: int | None = None) -> Selecte
     classes = opened.classes
     labels = tuple(classes.index(file.parent.name) if file.parent.name in classes else -1 for file in files)
     names = tuple(file.name if path.is_file() else file.relative_to(path).as_posix() for file in files)
-    return SelectedImages(to_channels(pixels, channels), names, labels)
+    return SelectedImages(to_channels(pixels[:], channels), names, labels)
 
 
 def from_domain(opened: OpenRun, domain: str, count: int | None = None, label: str | None = None) -> SelectedImages:
@@ -51,9 +51,8 @@ def from_domain(opened: OpenRun, domain: str, count: int | None = None, label: s
     if not picked:
         raise UserError(f"{domain} has no test images of class {label}")
     selected = test.take(picked)
-    return SelectedImages(
-        selected.x, tuple(f"{domain} image {i}" for i in picked), tuple(selected.y.tolist()), tuple(picked)
-    )
+    names = tuple(f"{domain} image {i}" for i in picked)
+    return SelectedImages(selected.x[:], names, tuple(selected.y.tolist()), tuple(picked))
 
 
 def class_number_of(opened: OpenRun, label: str) -> int:

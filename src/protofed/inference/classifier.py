@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from protofed.clients import RunContext
+from protofed.data.pixels import Pixels, pieces
 from protofed.errors import UserError, unknown_name
 from protofed.method import At
 from protofed.models import ImageShape, Split, laid_out, nothing
@@ -72,9 +73,9 @@ class Classifier(nn.Module):
         return torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]
 
     @torch.no_grad()
-    def probabilities(self, pixels: Tensor, batch: int = 256) -> Tensor:
+    def probabilities(self, pixels: Pixels, batch: int = 256) -> Tensor:
         """Of many images, some at a time."""
-        return torch.cat([self(part) for part in torch.split(pixels, batch)])
+        return torch.cat([self(part) for part in pieces(pixels, batch)])
 
 
 def _server_members(opened: OpenRun) -> list[_Member]:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from protofed.data import load
 from protofed.data.images import Images
+from protofed.data.pixels import join
 from protofed.errors import UserError
 from protofed.runs.opened import GLOBAL, OpenRun, batches
 from protofed.system import one_thread, write_atomically
@@ -76,7 +77,7 @@ def _class_numbers(classes: Sequence[str], opened: OpenRun, data: str) -> Tensor
 
 def _images(train: Images, test: Images, part: str, numbers: Tensor) -> Images:
     parts = {"train": [train], "test": [test], "all": [train, test]}[part]
-    return Images(torch.cat([images.x for images in parts]), numbers[torch.cat([images.y for images in parts])])
+    return Images(join([images.x for images in parts]), numbers[torch.cat([images.y for images in parts])])
 
 
 def _scores(opened: OpenRun, client: str, sets: dict[str, Images]) -> dict[str, Any]:

@@ -4,10 +4,9 @@ import csv
 import io
 from pathlib import Path
 
-import torch
-
 from protofed.data.files import IMAGE_SUFFIXES, is_image, read_images
-from protofed.data.images import to_channels
+from protofed.data.images import to_shape
+from protofed.data.pixels import Pixels
 from protofed.errors import UserError
 from protofed.inference.classifier import Classifier
 from protofed.system import one_thread, write_atomically
@@ -48,8 +47,7 @@ def image_files(place: Path) -> list[Path]:
     return paths
 
 
-def pixels_for(classifier: Classifier, paths: list[Path]) -> torch.Tensor:
+def pixels_for(classifier: Classifier, paths: list[Path]) -> Pixels:
     """Image files as the run would read them."""
-    channels, height, width = classifier.image_shape
-    pixels, _ = read_images(paths, (height, width))
-    return to_channels(pixels, channels)
+    pixels, _ = read_images(paths, classifier.image_shape[1:])
+    return to_shape(pixels, classifier.image_shape)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from math import prod
 
+from protofed.clients.samples import KEPT_NORMALISED
 from protofed.clients.trial import Trial
 from protofed.runs.assembly import Assembly
 from protofed.system import available_memory, require_memory
@@ -30,9 +31,9 @@ def refuse_if_too_large(assembly: Assembly) -> None:
         return
     number = context.dtype.itemsize
     image = number * prod(context.dataset.image_shape)
-    # While it trains, a client has its images as numbers beside its weights.
+    # While it trains, a client has its images as numbers beside its weights, unless they are many.
     lasting = number * WEIGHT_COPIES * sum(parameter.numel() for parameter in context.model.parameters())
-    lasting += image * max(context.sizes.values())
+    lasting += min(image * max(context.sizes.values()), KEPT_NORMALISED)
     room = available_memory()
     if room is None or processes * (lasting + _NEVER_MORE * image * context.plan.batch) < room:
         return

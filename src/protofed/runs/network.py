@@ -81,7 +81,7 @@ def choose_network(options: Options, shape: ImageShape, method: type[Method]) ->
     size = options.image_size
     if size is None and pretrained:
         size = _side_for(side)
-    views = _choose_views(options, pretrained, frozen=train != "all" and method.trains_backbone)
+    views = _choose_views(options, pretrained, train if method.trains_backbone else "all")
     return Network(tuple(names), weights, train, views, size, _reason(options, names, side, size, train))
 
 
@@ -95,7 +95,8 @@ def _choose_weights(options: Options, names: Sequence[str]) -> str:
     return weights
 
 
-def _choose_views(options: Options, pretrained: bool, *, frozen: bool) -> int:
+def _choose_views(options: Options, pretrained: bool, train: str) -> int:
+    frozen = train != "all"
     augmented = "augment" in options.settings_for("data")
     # A head alone was measured to gain nothing from them.
     views = options.views or (_DEFAULT_VIEWS if pretrained and frozen and train != "head" and not augmented else 1)

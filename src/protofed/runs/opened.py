@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from protofed.clients import ClientState, ClientStore, Prepared, RunContext, Sources, Templates
+from protofed.data.pixels import Pixels, pieces
 from protofed.errors import BadMessage, UserError, unknown_name
 from protofed.federation import RunFolder
 from protofed.federation.folder import LockHolder
@@ -309,9 +310,9 @@ def snapshots_of(path: str | Path) -> list[int]:
     return RunFolder(Path(path)).snapshots()
 
 
-def batches(x: Tensor, size: int = 64) -> Iterator[Tensor]:
+def batches(x: Pixels, size: int = 64) -> Iterator[Tensor]:
     """Images a few at a time."""
-    yield from torch.split(x, size)
+    yield from pieces(x, size)
 
 
 def _read_prototypes(folder: Path) -> dict[str, Any] | None:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from protofed.data.images import Images, RawData
+from protofed.data.pixels import join
 from protofed.data.sources.arrays import damaged, make_domain, make_images
 from protofed.data.sources.source import Size
 from protofed.errors import UserError
@@ -36,7 +37,7 @@ _ALLOWED: dict[tuple[str, str], Any] = {
 def read_cifar10(folder: Path, _: Size) -> RawData:
     """Five training batches and the test batch."""
     batches = [_batch(folder / f"data_batch_{number}") for number in range(1, 6)]
-    train = Images(torch.cat([batch.x for batch in batches]), torch.cat([batch.y for batch in batches]))
+    train = Images(join([batch.x for batch in batches]), torch.cat([batch.y for batch in batches]))
     return RawData(CLASSES, {"cifar10": make_domain("cifar10", train, _batch(folder / "test_batch"), len(CLASSES))})
 
 

@@ -52,7 +52,7 @@ def read_emnist(
         _idx_part(folder, f"{stem}-{part}-images-idx3-ubyte", f"{stem}-{part}-labels-idx1-ubyte")
         for part in ("train", "test")
     )
-    train, test = (Images(part.x.transpose(2, 3).contiguous(), part.y) for part in (train, test))
+    train, test = (Images(part.x[:].transpose(2, 3).contiguous(), part.y) for part in (train, test))
     return RawData(classes, {"emnist": make_domain("emnist", train, test, len(classes))})
 
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from protofed.data.images import Domain, Images, RawData
+from protofed.data.pixels import join
 from protofed.data.sources.arrays import damaged, from_unit, make_domain, make_images
 from protofed.data.sources.source import Size
 from protofed.errors import UserError
@@ -60,4 +61,4 @@ def _pixels(rows: list[list[float]]) -> NDArray[np.uint8]:
 
 
 def _joined(writers: dict[str, Images]) -> Images:
-    return Images(torch.cat([part.x for part in writers.values()]), torch.cat([part.y for part in writers.values()]))
+    return Images(join([part.x for part in writers.values()]), torch.cat([part.y for part in writers.values()]))

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from protofed.data.files import LabelledFile, is_image, majority_labels, read_domains, read_images
 from protofed.data.fundus import circle_crop
 from protofed.data.images import RawData, to_channels, to_size
+from protofed.data.pixels import Pixels, empty_pixels, filled
 from protofed.data.sources.source import Size
 from protofed.errors import UserError
 from protofed.seeding import numpy_generator
@@ -81,16 +83,17 @@ def read_files(
     return read_domains(files, classes, size, _read_cropped if crop else read_images)
 
 
-def _read_cropped(paths: Sequence[Path], size: Size) -> tuple[Tensor, list[str]]:
+def _read_cropped(paths: Sequence[Path], size: Size, together: int) -> tuple[Pixels, list[str]]:
     target = size or PHOTO_SIZE
-    x = torch.empty(len(paths), 3, *target, dtype=torch.uint8)
+    shape = (len(paths), 3, *target)
+    array = empty_pixels(shape, together * prod(shape[1:]))
     failed = 0
     for position, path in enumerate(paths):
-        photograph = to_channels(read_images([path])[0], 3)
+        photograph = to_channels(read_images([path])[0][:], 3)
         disc = _disc(photograph, target)
         failed += disc is None
-        x[position] = to_size(photograph, target)[0] if disc is None else disc
-    return x, [f"no circle was found in {failed} images, which were resized whole"] if failed else []
+        array[position] = (to_size(photograph, target)[0] if disc is None else disc).numpy()
+    return filled(array), [f"no circle was found in {failed} images, which were resized whole"] if failed else []
 
 
 def _disc(photograph: Tensor, size: tuple[int, int]) -> Tensor | None:
