@@ -17,7 +17,7 @@ from protofed.errors import UserError
 from protofed.method import Method
 from protofed.models.net import Net
 from protofed.records import ClassTable, Features, PrototypeSet, Record, Weights
-from protofed.runs.opened import OpenRun
+from protofed.runs.opened import OpenRun, batches
 from protofed.seeding import numpy_generator
 
 SENT_MODEL = "the model as it was sent"
@@ -91,7 +91,7 @@ class Victim:
         with self.net.eval():
             parts = [
                 compute(self.context.dataset.normalise(x, self.context.dtype)).float()
-                for x in torch.split(images.x, batch)
+                for x in batches(images.x, batch)
             ]
         return torch.cat(parts)
 

@@ -209,7 +209,7 @@ class _SiteRun:
         if Hello.of(dataset) != census.sites.get(name):
             raise Refused("its images are not those it has announced; they must not change during a run")
         options = terms.options_here(**own)
-        if fingerprint(options.weights) != terms.weights:
+        if fingerprint(options) != terms.weights:
             raise Refused(f"it needs the same --weights as the server (sha256 {terms.weights}), not {options.weights}")
         if dataset.image_shape != census.image_shape:
             dataset = data.read(name, census.image_shape)

@@ -14,7 +14,7 @@ from protofed.method import At
 from protofed.models import ImageShape, Split, laid_out, nothing
 from protofed.models.net import Net
 from protofed.records import Weights
-from protofed.runs.opened import OpenRun, Run
+from protofed.runs.opened import OpenRun, Run, batches
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Classifier(nn.Module):
     @torch.no_grad()
     def probabilities(self, pixels: Tensor, batch: int = 256) -> Tensor:
         """Of many images, some at a time."""
-        return torch.cat([self(part) for part in torch.split(pixels, batch)])
+        return torch.cat([self(part) for part in batches(pixels, batch)])
 
 
 def _server_members(opened: OpenRun) -> list[_Member]:

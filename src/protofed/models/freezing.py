@@ -58,6 +58,15 @@ def freeze(model: Split, stages: tuple[str, ...]) -> Split:
     return model
 
 
+def thawed(model: Split) -> Split:
+    """A copy of the network whose stages are all its own, with the weights of those that were frozen."""
+    copy = deepcopy(model)
+    for name, stage in model.stages().items():
+        if isinstance(stage, Frozen):
+            copy.set_submodule(name, deepcopy(stage.stage))
+    return copy
+
+
 def frozen_tensors(model: Split) -> dict[str, Tensor]:
     """The weights of all frozen stages, under the names they would have if they were trained."""
     return {
