@@ -90,8 +90,7 @@ class Victim:
     def _run(self, images: Images, compute: Any, batch: int = 256) -> Tensor:
         with self.net.eval():
             parts = [
-                compute(self.context.dataset.normalise(x, self.context.dtype)).float()
-                for x in batches(images.x, batch)
+                compute(self.context.dataset.normalise(x, self.context.dtype)).float() for x in batches(images.x, batch)
             ]
         return torch.cat(parts)
 

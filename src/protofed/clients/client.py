@@ -21,9 +21,10 @@ from protofed.clients.training import TrainingResult, train
 from protofed.guards import PrivateGradients, guard_rows, privatise
 from protofed.method import At
 from protofed.models import everything, laid_out, nothing
+from protofed.models.freezing import complete_tensors
 from protofed.models.net import Net
 from protofed.models.protopnet import project, prototypes_of
-from protofed.records import Message, Nothing, Quantiser, Record, Tally, Weights, conform, decode, encode, map_tensors
+from protofed.records import Message, Nothing, Quantiser, Record, Tally, conform, decode, encode, map_tensors
 from protofed.system import keep_freed_memory
 
 A = TypeVar("A")
@@ -120,11 +121,12 @@ class ClientSide:
         result = train(context.method, net, ready.samples, ready.at, optimizers, context.precision, private)
         return self.finish(ready, result)
 
-    def examine(self, job: jobs.Evaluate, message: Message) -> tuple[Weights, Tensor, Tensor]:
-        """The model that a client would use now, and what it predicts beside what is right."""
+    def examine(self, job: jobs.Evaluate, message: Message) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """All tensors of the model that a client would use now, and what it predicts beside what is right."""
         net, predicted, right = self._predicted(job, message)
+        whole = complete_tensors(net.model, net.pick().tensors())
         # As files have it, however the kernels lie here.
-        return map_tensors(net.pick(), lambda tensor: tensor.cpu().contiguous()), predicted, right
+        return {name: tensor.detach().cpu().contiguous() for name, tensor in whole.items()}, predicted, right
 
     def _evaluate(self, job: jobs.Evaluate, message: Message) -> jobs.Score:
         _, predicted, right = self._predicted(job, message)

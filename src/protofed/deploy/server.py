@@ -133,7 +133,8 @@ class _Server:
                 raise UserError("nobody may take part: there are no public keys of sites; see protofed deploy keys")
             self._refuse_too_few_members()
             hellos = dict(sorted(self._hellos(members).items()))
-            return self._settled(Census.taken(hellos, self._fixed_shape([each.image_shape for each in hellos.values()])))
+            shapes = [hello.image_shape for hello in hellos.values()]
+            return self._settled(Census.taken(hellos, self._fixed_shape(shapes)))
         stored = json.loads((self._folder.path / _MEMBERS).read_text())
         self._identity = stored["run"]
         census = Census.read(stored["census"], _MEMBERS)

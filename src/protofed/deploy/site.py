@@ -254,7 +254,7 @@ class _SiteRun:
             "per_class": per_class,
             "sent": {"messages": len(sent), "bytes": sum(line["bytes"] for line in sent)},
         }
-        write_atomically(self._folder / "model.safetensors", save(weights.tensors()))
+        write_atomically(self._folder / "model.safetensors", save(weights))
         write_atomically(self._folder / "report.json", json.dumps(report, indent=2).encode() + b"\n")
 
     def _settle(self, round: int, accepted: int | None) -> None:

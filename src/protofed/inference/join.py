@@ -211,7 +211,7 @@ def _train(
         (folder / "clients" / f"{client}.round-{round}").replace(folder / "clients" / f"{client}.safetensors")
         accuracy = int((predicted == right).sum()) / max(len(right), 1)
         rounds.append(JoinRound(round + 1, accuracy, trained.size.total, message.size.total))
-        write_atomically(folder / "model.safetensors", save(weights.tensors()))
+        write_atomically(folder / "model.safetensors", save(weights))
         if tell is not None:
             tell(rounds[-1])
         if accuracy >= target:
