@@ -13,12 +13,11 @@ from protofed.audit.membership import distances
 from protofed.clients import RunContext
 from protofed.data import Images
 from protofed.data.partition import stratified_split
-from protofed.data.pixels import pieces
 from protofed.errors import UserError
 from protofed.method import Method
 from protofed.models.net import Net
 from protofed.records import ClassTable, Features, PrototypeSet, Record, Weights
-from protofed.runs.opened import OpenRun
+from protofed.runs.opened import OpenRun, batches
 from protofed.seeding import numpy_generator
 
 SENT_MODEL = "the model as it was sent"
@@ -91,7 +90,7 @@ class Victim:
     def _run(self, images: Images, compute: Any, batch: int = 256) -> Tensor:
         with self.net.eval():
             parts = [
-                compute(self.context.dataset.normalise(x, self.context.dtype)).float() for x in pieces(images.x, batch)
+                compute(self.context.dataset.normalise(x, self.context.dtype)).float() for x in batches(images.x, batch)
             ]
         return torch.cat(parts)
 

@@ -22,9 +22,10 @@ from protofed.clients.training import TrainingResult, train
 from protofed.guards import PrivateGradients, guard_rows, privatise
 from protofed.method import At
 from protofed.models import everything, laid_out, nothing
+from protofed.models.freezing import complete_tensors
 from protofed.models.net import Net
 from protofed.models.protopnet import project, prototypes_of
-from protofed.records import Message, Nothing, Quantiser, Record, Tally, Weights, conform, decode, encode, map_tensors
+from protofed.records import Message, Nothing, Quantiser, Record, Tally, conform, decode, encode, map_tensors
 from protofed.system import keep_freed_memory
 
 A = TypeVar("A")
@@ -133,11 +134,12 @@ class ClientSide:
         sent = encode(client_class_means(net, samples), job.client)
         return jobs.Trained(sent.blob, sent.size, {}, len(samples))
 
-    def examine(self, job: jobs.Evaluate, message: Message) -> tuple[Weights, Tensor, Tensor]:
-        """The model that a client would use now, its predictions, and the labels."""
+    def examine(self, job: jobs.Evaluate, message: Message) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """All tensors of the model that a client would use now, its predictions, and the labels."""
         net, predicted, right = self._predicted(job, message)
+        whole = complete_tensors(net.model, net.pick().tensors())
         # Contiguous, as in files, whatever the memory layout here.
-        return map_tensors(net.pick(), lambda tensor: tensor.cpu().contiguous()), predicted, right
+        return {name: tensor.detach().cpu().contiguous() for name, tensor in whole.items()}, predicted, right
 
     def _evaluate(self, job: jobs.Evaluate, message: Message) -> jobs.Score:
         _, predicted, right = self._predicted(job, message)

@@ -13,7 +13,9 @@ from typing import Any
 
 from protofed.clients import pack, unpack
 from protofed.deploy.census import Census
-from protofed.errors import BadMessage
+from protofed.errors import BadMessage, UserError
+from protofed.models.pretrained import pretrained_hash
+from protofed.runs.network import NAMED_STARTS
 from protofed.runs.options import Options, make_options
 
 SITES = "sites"
@@ -22,7 +24,7 @@ SITES = "sites"
 _RUN = re.compile(r"[0-9a-f]{32}")
 _KINDS = ("hello", "begin", "job", "finish")
 _OWN = ("data_root", "weights", "plugin", "device", "workers")
-"""Options that every machine decides for itself."""
+"""Options that every machine decides for itself; of weights those that come from a file."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class RunTerms:
     options: Mapping[str, Any]
     census: Census
     weights: str | None
-    """A hash of the file with initial weights."""
+    """A hash of the initial weights, which are not sent: everybody has the file, or the package they come in."""
     protofed: str
     """The server's version."""
 
@@ -41,7 +43,9 @@ class RunTerms:
     def of(cls, run: str, options: Options, census: Census) -> "RunTerms":
         """The terms of a run that begins here."""
         shared = {name: value for name, value in options.model_dump().items() if name not in _OWN}
-        return cls(run, shared, census, fingerprint(options.weights), version("protofed"))
+        if options.weights in NAMED_STARTS:
+            shared["weights"] = options.weights
+        return cls(run, shared, census, fingerprint(options), version("protofed"))
 
     def as_dict(self) -> dict[str, Any]:
         """For the wire."""
@@ -65,8 +69,11 @@ class RunTerms:
         return cls(content["run"], options, census, weights, str(content.get("protofed")))
 
     def options_here(self, **own: Any) -> Options:
-        """The options with what this machine decides for itself."""
-        return make_options({**{name: value for name, value in self.options.items() if name not in _OWN}, **own})
+        """The options with what this machine decides for itself; a file of the server's is never looked for here."""
+        shared = {name: value for name, value in self.options.items() if name not in _OWN}
+        if own.get("weights") is None and self.options.get("weights") in NAMED_STARTS:
+            own = {**own, "weights": self.options["weights"]}
+        return make_options({**shared, **own})
 
 
 @dataclass(frozen=True)
@@ -96,6 +103,20 @@ class SiteRequest:
         return cls(kind, terms, accepted, body)
 
 
-def fingerprint(file: str | None) -> str | None:
-    """The sha256 of a file that must be the same everywhere."""
-    return None if file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()
+def fingerprint(options: Options) -> str | None:
+    """The sha256 of the initial weights, which must be the same everywhere; None where there are none.
+
+    That a package's file is what it should be is checked when it is read, so what it should be is compared here.
+    """
+    if options.weights is None or options.weights == "none":
+        return None
+    if options.weights == "imagenet":
+        return ",".join(pretrained_hash(name) for name in (options.model or "").split(","))
+    return hashlib.sha256(_content(Path(options.weights))).hexdigest()
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot read the weights {path}: {error.strerror}") from None

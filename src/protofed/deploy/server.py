@@ -5,7 +5,7 @@ import logging
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from protofed.deploy.protocol import SITES, RunTerms, SiteRequest
 from protofed.errors import BadMessage, UserError
 from protofed.federation import Federation, RunFolder, TooFewClients
 from protofed.records import encode
-from protofed.runs.assembly import Assembly, assemble
+from protofed.runs.assembly import Assembly, assemble, resolved
 from protofed.runs.opened import Run
 from protofed.runs.options import Options, make_options
 from protofed.runs.run import carry_out, refuse_changes
@@ -129,7 +129,9 @@ class _Server:
             if not members:
                 raise UserError("nobody may take part: there are no public keys of sites; see protofed deploy keys")
             self._refuse_too_few_members()
-            return Census.of(dict(sorted(self._hellos(members).items())), self._fixed_shape())
+            hellos = dict(sorted(self._hellos(members).items()))
+            shapes = [hello.image_shape for hello in hellos.values()]
+            return self._settled(Census.of(hellos, self._fixed_shape(shapes)))
         stored = json.loads((self._folder.path / _MEMBERS).read_text())
         self._identity = stored["run"]
         census = Census.read(stored["census"], _MEMBERS)
@@ -173,10 +175,20 @@ class _Server:
                 hellos[name] = Hello.read(_header(reply, name).get("hello"), name)
         return hellos
 
-    def _fixed_shape(self) -> tuple[int, int, int] | None:
-        """The shape of images where the run's options fix it."""
-        channels, side = self._options.settings_for("data").get("channels"), self._options.image_size
-        return None if channels is None or side is None else (int(channels), side, side)
+    def _settled(self, census: Census) -> Census:
+        """Name the network that fits the images, so that every site takes the same, and the shape that it wants."""
+        self._options = resolved(self._options, census.image_shape)
+        side = self._options.image_size
+        return census if side is None else replace(census, image_shape=(census.image_shape[0], side, side))
+
+    def _fixed_shape(self, shapes: Sequence[tuple[int, int, int]]) -> tuple[int, int, int] | None:
+        """The shape of images where the run's options fix it, or a pretrained network, which has a size of its own."""
+        channels = self._options.settings_for("data").get("channels")
+        options = resolved(self._options, min(shapes, key=lambda shape: min(shape[1:])))
+        side = options.image_size
+        if side is None or (channels is None and options.weights != "imagenet"):
+            return None
+        return int(channels or max(shape[0] for shape in shapes)), side, side
 
     def _agree(self, census: Census) -> Assembly:
         """Assemble the run for these sites, and send its terms from now on."""
@@ -238,7 +250,7 @@ class _Server:
         for name, hello in self._ask_hello(late).items():
             before = self._engine.terms
             try:
-                larger = census.with_site(name, hello, self._fixed_shape() is not None)
+                larger = census.with_site(name, hello, self._fixed_shape([hello.image_shape]) is not None)
                 assembly = self._agree(larger)
                 federation.admit(assembly.prepared)
             except (UserError, BadMessage) as problem:

@@ -209,7 +209,7 @@ class _SiteRun:
         if Hello.of(dataset) != census.sites.get(name):
             raise Refused("its images are not those it has announced; they must not change during a run")
         options = terms.options_here(**own)
-        if fingerprint(options.weights) != terms.weights:
+        if fingerprint(options) != terms.weights:
             raise Refused(f"it needs the same --weights as the server (sha256 {terms.weights}), not {options.weights}")
         if dataset.image_shape != census.image_shape:
             dataset = data.read(name, census.image_shape)
@@ -254,7 +254,7 @@ class _SiteRun:
             "per_class": per_class,
             "sent": {"messages": len(sent), "bytes": sum(line["bytes"] for line in sent)},
         }
-        write_atomically(self._folder / "model.safetensors", save(weights.tensors()))
+        write_atomically(self._folder / "model.safetensors", save(weights))
         write_atomically(self._folder / "report.json", json.dumps(report, indent=2).encode() + b"\n")
 
     def _settle(self, round: int, accepted: int | None) -> None:

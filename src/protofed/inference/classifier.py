@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from protofed.clients import RunContext
-from protofed.data.pixels import Pixels, pieces
+from protofed.data.pixels import Pixels
 from protofed.errors import UserError, unknown_name
 from protofed.method import At
 from protofed.models import ImageShape, Split, laid_out, nothing
 from protofed.models.net import Net
 from protofed.records import Weights
-from protofed.runs.opened import OpenRun, Run
+from protofed.runs.opened import OpenRun, Run, batches
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Classifier(nn.Module):
     @torch.no_grad()
     def probabilities(self, pixels: Pixels, batch: int = 256) -> Tensor:
         """Of many images, some at a time."""
-        return torch.cat([self(part) for part in pieces(pixels, batch)])
+        return torch.cat([self(part) for part in batches(pixels, batch)])
 
 
 def _server_members(opened: OpenRun) -> list[_Member]:

@@ -4,7 +4,6 @@ import json
 import logging
 import warnings
 from collections.abc import Callable
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,8 @@ from torch import Tensor
 from protofed.errors import UserError, unknown_name
 from protofed.inference.classifier import Classifier
 from protofed.inference.predict import image_files, pixels_for
-from protofed.models import load_weights, tensors, torchs_own_kernels
+from protofed.models import Split, load_weights, tensors, torchs_own_kernels
+from protofed.models.freezing import complete_tensors, thawed
 from protofed.seeding import generator
 from protofed.system import one_thread, write_atomically
 
@@ -113,10 +113,11 @@ def _card(classifier: Classifier, format: str) -> dict[str, Any]:
 def _to_safetensors(classifier: Classifier, path: Path) -> Callable[[Tensor], Tensor]:
     """The weights of the network; the card is also in its header."""
     network = classifier.networks[0]
-    assert isinstance(network, torch.nn.Module)
-    named = {name: tensor.detach().contiguous() for name, tensor in tensors(network).items()}
+    assert isinstance(network, Split)
+    everything = complete_tensors(network, tensors(network))
+    named = {name: tensor.detach().contiguous() for name, tensor in everything.items()}
     path.write_bytes(save(named, metadata={"protofed": json.dumps(_card(classifier, "safetensors"))}))
-    again: Any = deepcopy(network)
+    again = thawed(network)
     with torch.no_grad():
         for tensor in tensors(again).values():
             tensor.zero_()

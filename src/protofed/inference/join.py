@@ -16,6 +16,7 @@ from protofed.models import Split, nothing
 from protofed.models.net import Net
 from protofed.records import Bytes, Message, decode
 from protofed.runs.assembly import Assembly, assemble
+from protofed.runs.network import network_of, restore_backbone
 from protofed.runs.opened import OpenRun
 from protofed.runs.options import Options, make_options
 from protofed.system import one_thread, write_atomically
@@ -86,6 +87,8 @@ def join(
     with one_thread():
         options = _options(host, data, rounds, model, weights, own)
         assembly = assemble(options, folder / "clients")
+        if weights is None and len(assembly.network.names) == 1:
+            restore_backbone(assembly.network, assembly.context.models, host.run.path)
         _refuse_unfit(host, assembly)
         context, message, start = _newcomer(host, assembly, fresh=weights is not None or model is not None)
         (folder / "clients").mkdir(parents=True)
@@ -112,7 +115,8 @@ def _options(
         for key, value in stored["set"].items()
         if not key.startswith("data.") or key.removeprefix("data.") in _KEPT_DATA_SETTINGS
     }
-    models = host.config["model"]["name"].split(",")
+    network = network_of(config)
+    names, own_network = network.names, model not in (None, network.names[0])
     options = {
         **stored,
         "data": data,
@@ -130,8 +134,10 @@ def _options(
         "protocol": "one-per-domain",
         "image_size": height,
         # The others' architecture stays beside its own, so that features get the common length.
-        "model": models[0] if model in (None, models[0]) else f"{model},{models[0]}",
-        "weights": weights,
+        "model": f"{model},{names[0]}" if own_network else names[0],
+        "weights": weights if weights is not None or own_network else network.weights,
+        "train": None if own_network else network.train,
+        "views": None if own_network else stored.get("views"),
         "set": {**settings, "data.channels": str(channels)},
         **{name: value for name, value in own.items() if value is not None},
     }
@@ -205,7 +211,7 @@ def _train(
         (folder / "clients" / f"{client}.round-{round}").replace(folder / "clients" / f"{client}.safetensors")
         accuracy = int((predicted == right).sum()) / max(len(right), 1)
         rounds.append(JoinRound(round + 1, accuracy, trained.size.total, message.size.total))
-        write_atomically(folder / "model.safetensors", save(weights.tensors()))
+        write_atomically(folder / "model.safetensors", save(weights))
         if tell is not None:
             tell(rounds[-1])
         if accuracy >= target:

@@ -70,6 +70,15 @@ def freeze_normalisation(model: Split) -> Split:
     return model
 
 
+def thawed(model: Split) -> Split:
+    """A copy of the network whose modules are all its own, with the weights of those that were frozen."""
+    copy = deepcopy(model)
+    for path, module in model.named_modules():
+        if isinstance(module, Frozen):
+            copy.set_submodule(path, deepcopy(module.stage))
+    return copy
+
+
 def frozen_tensors(model: nn.Module) -> dict[str, Tensor]:
     """All weights that are frozen, under the names they would have if they were trained."""
     return {

@@ -22,6 +22,7 @@ from protofed.guards import UNGUARDED, parse_guard
 from protofed.guards import refuse_impossible as refuse_guard
 from protofed.method import At, Method
 from protofed.models import (
+    ImageShape,
     Split,
     WeightsReport,
     choose_layout,
@@ -201,6 +202,21 @@ def assemble(options: Options, clients_folder: Path, dataset: Dataset | None = N
     return _assembled(options, network, method, dataset, partition, clients_folder, augment, validation, device)
 
 
+def resolved(options: Options, shape: ImageShape) -> Options:
+    """The options with the network named that is chosen for images of this shape, for others to take the same."""
+    method = type(_method(options))
+    network = choose_network(options, shape, method)
+    chosen: dict[str, Any] = {
+        "model": ",".join(network.names),
+        "weights": network.weights,
+        "views": network.views,
+        "image_size": network.image_size,
+    }
+    if method.trains_backbone:
+        chosen["train"] = network.train
+    return options.model_copy(update=chosen)
+
+
 def dealing_of_preset(cls: type[Method], preset: str | None, protocol: str | None) -> dict[str, Any]:
     """How a preset deals out the images, which is a matter of label protocols only."""
     return preset_settings(cls, preset, "data") if deals_by_label(protocol) else {}
@@ -294,7 +310,7 @@ def _assembled(
         built = tuple(_built(options, method, base, context.at(0, None)) for base in context.models)
         if network.pretrained:
             built = tuple(freeze_untouched(model, method) for model in built)
-        restore_backbone(built, clients_folder.parent)
+        restore_backbone(network, built, clients_folder.parent)
         # What a method adds is made by torch in its default precision.
         context = replace(
             context,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import save
 from torch import Tensor
 
 from protofed.data import Dataset, Normalise
@@ -25,12 +26,16 @@ from protofed.models.freezing import freeze, freeze_normalisation, frozen_tensor
 from protofed.models.pretrained import PRETRAINED, load_pretrained, pretrained_hash
 from protofed.runs.options import Options
 from protofed.seeding import keyed_torch
+from protofed.system import write_atomically
 
 SMALL_NETWORK, PRETRAINED_NETWORK = "cnn", "efficientnet_lite0"
 """What is taken where the user names none: for digits and icons, and for photographs."""
 
 BACKBONE_FILE = "backbone.safetensors"
 """Frozen weights of a run that come from no package."""
+
+NAMED_STARTS = ("imagenet", "none")
+"""Weights to start from that are no file, so that everybody has them."""
 
 _PHOTOGRAPH = 48
 _FULL_SIDE, _REDUCED_SIDE, _LARGE = 224, 128, 96
@@ -90,7 +95,7 @@ def _choose_weights(options: Options, names: Sequence[str]) -> str:
     weights = options.weights or ("none" if lacking else "imagenet")
     if weights == "imagenet" and lacking:
         raise UserError(f"--weights imagenet: {lacking[0]} has none here; take {', '.join(PRETRAINED)}, or give a file")
-    if weights not in ("imagenet", "none") and len(names) > 1:
+    if weights not in NAMED_STARTS and len(names) > 1:
         raise UserError("--weights fits one architecture; leave it out, or give one --model")
     return weights
 
@@ -160,16 +165,28 @@ def freeze_untouched(model: Split, method: Method) -> Split:
     return freeze(model, untouched)
 
 
-def own_backbone(network: Network, models: Sequence[Split]) -> dict[str, Tensor]:
-    """The frozen weights that a run folder must keep: those that come from no package."""
-    return {} if network.pretrained else frozen_tensors(models[0])
+def keep_backbone(network: Network, models: Sequence[Split], folder: Path) -> None:
+    """Write the frozen weights that come from no package into a run folder, once for everybody."""
+    if own := _own_backbone(network, models):
+        content = {name: tensor.detach().cpu().contiguous() for name, tensor in own.items()}
+        write_atomically(folder / BACKBONE_FILE, save(content))
 
 
-def restore_backbone(models: Sequence[Split], folder: Path) -> None:
-    """Put back the frozen weights that a run folder keeps, where it keeps any."""
-    if not (folder / BACKBONE_FILE).exists():
+def restore_backbone(network: Network, models: Sequence[Split], folder: Path) -> None:
+    """Put back the frozen weights that a run folder keeps; that of a run which has not begun keeps none yet."""
+    own, path = _own_backbone(network, models), folder / BACKBONE_FILE
+    if not own or not (path.exists() or (folder / "run.json").exists()):
         return
-    load_weights_into(frozen_tensors(models[0]), folder / BACKBONE_FILE)
+    if not path.exists():
+        raise UserError(f"{folder} is damaged: {BACKBONE_FILE}, its frozen weights, is missing")
+    report = load_weights_into(own, path)
+    if lacking := (*report.missing, *(each.name for each in report.mismatched)):
+        raise UserError(f"{path} is damaged: it lacks {lacking[0]}")
+
+
+def _own_backbone(network: Network, models: Sequence[Split]) -> dict[str, Tensor]:
+    """Frozen weights that come from no package."""
+    return {} if network.pretrained else frozen_tensors(models[0])
 
 
 def _settings(names: Sequence[str], options: Options) -> dict[str, dict[str, str]]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import replace
 from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from protofed.runs.assembly import assemble, reassemble, reopened_options
 GLOBAL = "global"
 """Instead of a client's name: the server's model."""
 
+_PIXELS_AT_ONCE = 2**20
 _CONFIG, _SUMMARY = "run.json", "summary.json"
 _MODEL, _PROTOTYPES, _BROADCAST = "model.safetensors", "prototypes.safetensors", "broadcast.safetensors"
 
@@ -311,8 +313,8 @@ def snapshots_of(path: str | Path) -> list[int]:
 
 
 def batches(x: Pixels, size: int = 64) -> Iterator[Tensor]:
-    """Images a few at a time."""
-    yield from pieces(x, size)
+    """Images a few at a time: at most `size`, and fewer where they are large, whose feature maps fill the memory."""
+    yield from pieces(x, max(1, min(size, _PIXELS_AT_ONCE // prod(x.shape[2:]))))
 
 
 def _read_prototypes(folder: Path) -> dict[str, Any] | None:

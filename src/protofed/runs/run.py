@@ -11,6 +11,7 @@ from protofed.errors import UserError
 from protofed.federation import Engine, Federation, RoundPolicy, RunFolder
 from protofed.runs.assembly import Assembly, ClientSideRecipe, assemble
 from protofed.runs.estimate import estimate_seconds, refuse_if_too_large
+from protofed.runs.network import keep_backbone
 from protofed.runs.opened import Run
 from protofed.runs.options import Options, make_options
 from protofed.runs.summary import summarise_run
@@ -116,6 +117,7 @@ def carry_out(
             federation.resume()
         else:
             context.partition.save(folder.path / "partition.npz")
+            keep_backbone(assembly.network, context.models, folder.path)
             folder.write_json(
                 "run.json", {**assembly.description(), "personal_test": federation.evaluator.personal_test}
             )
