@@ -68,10 +68,10 @@ def main(arguments: Sequence[str] | None = None) -> protofed.Comparison:
 def _settings() -> str:
     """What differs between the methods, in words."""
     return (
-        "Office-Caltech-10, ten clients with a fifth of their domain each, 224 pixels, `--train last`, one view. Global "
-        "methods: head from class means, 3 rounds of one epoch, lr 0.003 (fedadapter 0.01). conffedproto, whose clients "
-        "keep their heads: 5 rounds of two epochs, lr 0.01. fedadapterproto: 5 rounds of two epochs, Adam 0.001. "
-        "Accuracy in %, mean of the evaluated rounds; seconds are wall time of one run beside another."
+        "Office-Caltech-10, ten clients with a fifth of their domain each, 224 pixels, `--train last`, one view. "
+        "Global methods: head from class means, 3 rounds of one epoch, lr 0.003 (fedadapter 0.01). conffedproto, whose "
+        "clients keep their heads: 5 rounds of two epochs, lr 0.01. fedadapterproto: 5 rounds of two epochs, Adam "
+        "0.001. Accuracy in %, mean of the evaluated rounds; seconds are wall time of one run beside another."
     )
 
 

@@ -30,6 +30,7 @@ def _describe(name: str) -> dict[str, Any]:
             {"name": knob.name, "values": knob.values, "default": knob.default, "description": knob.description}
             for knob in knobs(cls)
         ],
+        "trains": "what --train says" if cls.trains_backbone else "what its paper says, whatever --train says",
         "not_vectorised": cls.not_vectorised,
         "readings": list(cls.readings),
         "presets": {preset: dict(values) for preset, values in cls.presets.items()},
@@ -40,7 +41,8 @@ def _show(entry: dict[str, Any]) -> None:
     out = console()
     out.print(f"{entry['name']} ({entry['kind']}): {entry['summary']}")
     out.print(f"Paper: {entry['paper']}")
-    out.print(f"Up:    {entry['sends_up']}\nDown:  {entry['sends_down']}\n")
+    out.print(f"Up:    {entry['sends_up']}\nDown:  {entry['sends_down']}")
+    out.print(f"Trains {entry['trains']}; of the weights only what is trained travels.\n")
     rows = [[k["name"], setting(k["default"]), k["values"], k["description"]] for k in entry["hyper_parameters"]]
     columns = ["name", "default", "values", "what it does"]
     show_table(Table("Hyper-parameters (--set NAME=VALUE)", columns, rows, numeric=False))
