@@ -53,8 +53,8 @@ class SecondMoments(OnePass[U]):
 
     def statistics(self, net: Net, data: Samples, at: At) -> Any:
         """n_c, m_c and G / n."""
-        seen = self.observations(net, data, at)
-        return Moments(exact_class_means(seen["h"], seen["y"], at.classes), second_moment(seen["h"]))
+        h, y = self.rows(net, data, at)
+        return Moments(exact_class_means(h, y, at.classes), second_moment(h))
 
     def packed(self, sent: Any, net: Net, at: At) -> Any:
         """Both add up."""

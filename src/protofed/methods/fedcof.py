@@ -55,8 +55,7 @@ class FedCOF(OnePass[ClassMeansUpload]):
 
     def statistics(self, net: Net, data: Samples, at: At) -> ClassSums:
         """m_kc; the images of a class are dealt to its parts in turn, in an order drawn for this site."""
-        seen = self.observations(net, data, at)
-        h, y = seen["h"], seen["y"]
+        h, y = self.rows(net, data, at)
         turn = torch.empty_like(y)
         order = torch.randperm(len(y), generator=at.rng("parts")).to(y.device)
         for k in range(at.classes):

@@ -4,6 +4,7 @@ Legate, Bernier, Caccia, Oyallon, Belilovsky. Guiding the Last Layer in Federate
 NeurIPS 2023. Also what the one-pass methods have in common.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -13,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from protofed.errors import UserError
-from protofed.method import At, Method, Plan, Samples, Step, Terms, U, knob
+from protofed.method import At, Method, Plan, Samples, Step, Terms, U, Whole, knob
 from protofed.methods.fedavg import SharedModel
 from protofed.models import Split, everything, head
 from protofed.models.net import Net
@@ -21,6 +22,9 @@ from protofed.models.unit_length import HEAD, with_unit_features
 from protofed.records import ClassTable, Mean, Record, Sum, Weights
 from protofed.registry import register
 from protofed.verbs import NEVER, cross_entropy, exact_class_means, joined
+
+_NAMED = 5
+"""Sites that a warning names."""
 
 
 class ClassSums(Record):
@@ -61,6 +65,19 @@ class OnePass(Method[U]):
     steps = (Step(trains=head),)
     sends_down = "weights of the head"
 
+    min_count: Whole = knob("classes of which a site has fewer images are left out of what it sends", default=1)
+
+    def cautions(self, each: Sequence[At], classes: Sequence[str]) -> list[str]:
+        """Where a class mean is the feature of a single image, and which classes are left out."""
+        few = {at.client: (at.held > 0) & (at.held < max(self.min_count, 2)) for at in each}
+        named = [f"{client} ({', '.join(classes[k] for k in found.nonzero())})" for client, found in few.items() if found.any()]
+        if not named:
+            return []
+        sites = ", ".join(named[:_NAMED]) + (f" and {len(named) - _NAMED} more sites" if len(named) > _NAMED else "")
+        if self.min_count == 1:
+            return [f"a class of one image sends that image's feature (min_count=2 leaves it out): {sites}"]
+        return [f"classes of fewer than {self.min_count} images are left out: {sites}"]
+
     def plan(self, plan: Plan) -> Plan:
         """One exchange, in which nothing is trained."""
         return replace(plan, epochs=(0,))
@@ -79,8 +96,15 @@ class OnePass(Method[U]):
 
     def statistics(self, net: Net, data: Samples, at: At) -> Any:
         """What a site has to say of its images, as means and counts."""
+        h, y = self.rows(net, data, at)
+        return ClassSums(exact_class_means(h, y, at.classes))
+
+    def rows(self, net: Net, data: Samples, at: At) -> tuple[Tensor, Tensor]:
+        """Features and labels of the images that statistics are made of."""
         seen = self.observations(net, data, at)
-        return ClassSums(exact_class_means(seen["h"], seen["y"], at.classes))
+        h, y = seen["h"], seen["y"]
+        enough = torch.bincount(y, minlength=at.classes)[y] >= self.min_count
+        return h[enough], y[enough]
 
     def closed_form(self, server: Any, at: At) -> tuple[Tensor, Tensor]:
         """W [C, D] and b [C] from the sums, in float64; `at.participants` are those who sent them."""
@@ -118,9 +142,7 @@ class OnePass(Method[U]):
         W, b = self.closed_form(server, at)
         absent = server.total.sums.count.view(-1, at.classes).sum(0) <= 0
         b = torch.where(absent, NEVER, b)
-        like = server.shared.weights.params
-        weights = {f"{HEAD}.weight": W, f"{HEAD}.bias": b}
-        return replace(server, shared=SharedModel(Weights({name: weights[name].to(like[name]) for name in like}, {})))
+        return replace(server, shared=replace(server.shared, weights=head_weights(W, b, server.shared.weights)))
 
     def forget(self, server: OnePassServer, memory: Any, at: At) -> OnePassServer:
         """A subtraction."""
@@ -160,6 +182,12 @@ class FineTuned(OnePass[U]):
             raise UserError("the head was trained after it was computed, and what it learnt stays; run with finetune=0")
 
 
+def head_weights(W: Tensor, b: Tensor, like: Weights) -> Weights:
+    """W and b by the names and in the type they have in the model."""
+    values = {f"{HEAD}.weight": W, f"{HEAD}.bias": b}
+    return Weights({name: values[name].to(tensor) for name, tensor in like.params.items()}, {})
+
+
 def added_up(table: ClassTable) -> Sum[ClassTable]:
     """A table of means of which the server sees the sums."""
     return Sum(table, table.count.double())
@@ -179,16 +207,16 @@ def _double(table: ClassTable) -> ClassTable:
     return ClassTable(table.rows.double(), table.count.double())
 
 
-def subtracted(total: Any, sent: Any) -> Any:
-    """Sums without what one site has sent."""
-    return replace(total, **{name: _without(table, getattr(sent, name)) for name, table in vars(total).items()})
+def subtracted(total: Any, sent: Any, sign: int = 1) -> Any:
+    """Sums without what one site has sent; with it for a sign of -1."""
+    return replace(total, **{name: _without(table, getattr(sent, name), sign) for name, table in vars(total).items()})
 
 
-def _without(sums: ClassTable, sent: ClassTable) -> ClassTable:
+def _without(sums: ClassTable, sent: ClassTable, sign: int) -> ClassTable:
     """What is left of a count by rounding alone is nothing."""
-    count = sums.count - sent.count.double()
+    count = sums.count - sign * sent.count.double()
     count = torch.where(count > 1e-9 * sums.count, count, 0.0)
-    rows = sums.rows - sent.rows.double() * sent.count.double()[:, None]
+    rows = sums.rows - sign * sent.rows.double() * sent.count.double()[:, None]
     return ClassTable(torch.where(count[:, None] > 0, rows, 0.0), count)
 
 
