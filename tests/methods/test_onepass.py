@@ -165,7 +165,7 @@ def test_what_was_learnt_from_more_than_sums_cannot_be_forgotten(method: Any, pl
         play(method).without("A")
 
 
-def test_a_class_that_nobody_has_is_never_predicted(play: Any, make_at: Any) -> None:
+def test_a_class_that_nobody_has_is_never_predicted(play: Any) -> None:
     method = ProtoRidge(min_count=2)
     W, b = play(method, "B").head
     assert b[0] < -1e6
@@ -234,7 +234,9 @@ def test_twenty_orders_of_join_and_forget_end_in_the_same_head(make_at: Any, sam
             present ^= {site}
         for site in sorted(present ^ set(final), key=lambda _: dice.random()):
             state = replace(state, total=subtracted(state.total, sent[site], sign=1 if site in present else -1))
-        heads.append(torch.cat([part.flatten() for part in head_of(method.with_head(state, replace(at, participants=final)))]))
+        heads.append(
+            torch.cat([part.flatten() for part in head_of(method.with_head(state, replace(at, participants=final)))])
+        )
     for other in heads[1:]:
         torch.testing.assert_close(other, heads[0], atol=1e-9, rtol=0)
 

@@ -64,7 +64,8 @@ class SecondMoments(OnePass[U]):
 def ridge(G: Tensor, S: Tensor, lam: float) -> Tensor:
     """W with (G + lam I) W' = S', [C, D]."""
     regular = G + lam * torch.eye(len(G), dtype=G.dtype, device=G.device)
-    return torch.linalg.solve(regular, S.T).T
+    W: Tensor = torch.linalg.solve(regular, S.T).T
+    return W
 
 
 @register("fed3r")

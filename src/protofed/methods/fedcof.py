@@ -6,6 +6,7 @@ Magistri, Goswami, et al. Covariances for Free: Exploiting Mean Distributions fo
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from protofed.method import At, NonNegative, Samples, Whole, knob
 from protofed.methods.fed3r import ridge
 from protofed.methods.fedncm import ClassSums, OnePass, OnePassServer, doubled
 from protofed.models.net import Net
-from protofed.records import ClassTable, Each, Record, map_tensors
+from protofed.records import ClassTable, Each, Record, Weights, map_tensors
 from protofed.registry import register
 from protofed.verbs import exact_class_means, stack_tables
 
@@ -82,10 +83,15 @@ class FedCOF(OnePass[ClassMeansUpload]):
         nothing = map_tensors(memory.sums, torch.zeros_like)
         return self._from({**server.sent, str(at.client): nothing}, server, at)
 
+    def client_weights(self, server: FedCOFServer, upload: Any, at: At) -> Weights:
+        """From the means of one site alone."""
+        nobody = {client: map_tensors(table, torch.zeros_like) for client, table in server.sent.items()}
+        return super().client_weights(replace(server, sent=nobody), upload, at)
+
     def _from(self, sent: dict[str, ClassTable], server: FedCOFServer, at: At) -> FedCOFServer:
         m, n = _means(sent, at)
         total = ClassSums(ClassTable((m * n[..., None]).sum(0), n.sum(0)))
-        return self.with_head(replace(server, total=total, sent=sent), at)  # type: ignore[return-value]
+        return self.with_head(replace(server, total=total, sent=sent), at)
 
     def closed_form(self, server: FedCOFServer, at: At) -> tuple[Tensor, Tensor]:
         """(sum (n_c - 1) Sigma_c + lam I)^-1 S', columns scaled to norm 1."""

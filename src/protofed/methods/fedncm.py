@@ -6,7 +6,7 @@ NeurIPS 2023. Also what the one-pass methods have in common.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import torch
 from pydantic import Field
@@ -19,7 +19,7 @@ from protofed.methods.fedavg import SharedModel
 from protofed.models import Split, everything, head
 from protofed.models.net import Net
 from protofed.models.unit_length import HEAD, with_unit_features
-from protofed.records import ClassTable, Mean, Record, Sum, Weights
+from protofed.records import ClassTable, Mean, Record, Sum, Tally, Weights
 from protofed.registry import register
 from protofed.verbs import NEVER, cross_entropy, exact_class_means, joined
 
@@ -39,6 +39,9 @@ class OnePassServer(Record):
     shared: SharedModel
     rest: Weights
     total: ClassSums
+
+
+S = TypeVar("S", bound=OnePassServer)
 
 
 class ClassSumsUpload(Record):
@@ -70,7 +73,11 @@ class OnePass(Method[U]):
     def cautions(self, each: Sequence[At], classes: Sequence[str]) -> list[str]:
         """Where a class mean is the feature of a single image, and which classes are left out."""
         few = {at.client: (at.held > 0) & (at.held < max(self.min_count, 2)) for at in each}
-        named = [f"{client} ({', '.join(classes[k] for k in found.nonzero())})" for client, found in few.items() if found.any()]
+        named = [
+            f"{client} ({', '.join(classes[k] for k in found.nonzero())})"
+            for client, found in few.items()
+            if found.any()
+        ]
         if not named:
             return []
         sites = ", ".join(named[:_NAMED]) + (f" and {len(named) - _NAMED} more sites" if len(named) > _NAMED else "")
@@ -132,19 +139,19 @@ class OnePass(Method[U]):
         """The statistics as an upload."""
         return ClassSumsUpload(added_up(sent.sums))
 
-    def aggregate(self, server: OnePassServer, total: Any, at: At) -> OnePassServer:
+    def aggregate(self, server: Any, total: Any, at: At) -> Any:
         """The head that follows from the sums."""
         sums = {name: getattr(total, name) for name in vars(server.total)}
         return self.with_head(replace(server, total=replace(server.total, **sums)), at)
 
-    def with_head(self, server: OnePassServer, at: At) -> OnePassServer:
+    def with_head(self, server: S, at: At) -> S:
         """The server's state with the head computed anew; a class that nobody has is never predicted."""
         W, b = self.closed_form(server, at)
         absent = server.total.sums.count.view(-1, at.classes).sum(0) <= 0
         b = torch.where(absent, NEVER, b)
         return replace(server, shared=replace(server.shared, weights=head_weights(W, b, server.shared.weights)))
 
-    def forget(self, server: OnePassServer, memory: Any, at: At) -> OnePassServer:
+    def forget(self, server: Any, memory: Any, at: At) -> Any:
         """A subtraction."""
         self.refuse_unless_sum()
         return self.with_head(replace(server, total=subtracted(server.total, memory)), at)
@@ -156,7 +163,14 @@ class OnePass(Method[U]):
         """The head on what never changes."""
         return joined(server.shared.weights, server.rest)
 
-    def global_prototypes(self, server: OnePassServer) -> ClassTable | None:
+    def client_weights(self, server: Any, upload: Any, at: At) -> Weights:
+        """The head of one site's statistics alone."""
+        tally: Tally[Any] = Tally()
+        tally.add(str(at.client), upload)
+        alone = self.aggregate(server, tally.total(), replace(at, participants=(str(at.client),)))
+        return self.global_weights(alone)
+
+    def global_prototypes(self, server: Any) -> ClassTable | None:
         """The class means."""
         return means_of(server.total.sums)
 
@@ -173,7 +187,7 @@ class FineTuned(OnePass[U]):
     def aggregate(self, server: OnePassServer, total: Any, at: At) -> OnePassServer:
         """After the first round the head is the mean of those that were trained."""
         if at.round == 0:
-            return super().aggregate(server, total, at)
+            return super().aggregate(server, total, at)  # type: ignore[no-any-return]
         return replace(server, shared=SharedModel(total.weights))
 
     def refuse_unless_sum(self) -> None:

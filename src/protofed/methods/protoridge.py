@@ -1,6 +1,6 @@
 """ProtoRidge: a centred ridge head from class sums and second moments, sent once and added up.
 
-New here. The head is that of Fed3R's family, centred and scaled so that neither the size of a class nor that of a site or
+New here. The head is of Fed3R's family, centred and scaled so that neither the size of a class nor that of a site or
 domain decides; sites choose its regularisation and temperature on heads made without them.
 """
 
@@ -34,7 +34,7 @@ _WORST = -16.0
 
 
 class Sketch(Record):
-    """The class-centred features of a site by their leading directions, in eight bits, and the variance that is lost."""
+    """The class-centred features of a site by their leading directions, in eight bits, and the variance lost."""
 
     free_rows = frozenset({"rows", "scale"})
 
@@ -85,7 +85,7 @@ class ProtoRidge(OnePass[Any]):
     """One exchange: class sums and second moments add up to a centred ridge head in which classes and sites balance."""
 
     paper = "None: new here, after Fed3R and FedCGS"
-    sends_up = "class means and counts, second moment (or its sketch, or none), once; with tune one number per candidate"
+    sends_up = "class means and counts, second moment (or a sketch, or none), once; with tune one number per candidate"
     sends_down = "weights of the head; with tune or rho also the sums of all sites"
 
     gram: Literal["full", "sketch", "none"] = knob(
@@ -239,18 +239,20 @@ class ProtoRidge(OnePass[Any]):
             server = replace(server, total=self._summed(total, server, at))
         if at.round == 1 and self.tune != "none":
             server = replace(server, shared=replace(server.shared, chosen=self._choice(total.scores)))
-        server = self.with_head(server, at)  # type: ignore[assignment]
-        like = server.shared.sums.rows
-        if at.round + 1 < at.rounds:
-            told = [map_tensors(means_of(table), lambda t: t.to(like)) for table in (server.total.sums, server.total.gram)]
-        else:
-            told = [map_tensors(table, torch.zeros_like) for table in (server.shared.sums, server.shared.gram)]
-        return replace(server, shared=replace(server.shared, sums=told[0], gram=told[1]))
+        server = self.with_head(server, at)
+        down, total = server.shared, server.total
+        # After the last exchange nobody needs them.
+        told = float(at.round + 1 < at.rounds)
+        sums, gram = (
+            map_tensors(means_of(table), lambda tensor: (tensor * told).to(down.sums.rows))
+            for table in (total.sums, total.gram)
+        )
+        return replace(server, shared=replace(down, sums=sums, gram=gram))
 
     def _summed(self, total: Any, server: RidgeServer, at: At) -> Moments:
         if self.gram != "sketch":
             return Moments(total.sums, total.gram)
-        summed = server.total
+        summed = map_tensors(server.total, torch.zeros_like)
         for client, sums in total.sums.items():
             own = self.as_moments(SketchedSums(sums, total.sketch[client]), at)
             summed = subtracted(summed, own, sign=-1)
@@ -282,16 +284,14 @@ class ProtoRidge(OnePass[Any]):
         return (a * N).sum(0), S, G
 
     def head_of(self, N: Tensor, S: Tensor, G: Tensor | None, lam: float) -> tuple[Tensor, Tensor]:
-        """W = (Gc + lam tr(Gc)/D I)^-1 (S - N_c mu')' diag(N_c)^-1/2, b = -mu' W; without G the nearest centred mean."""
+        """W = (Gc + lam tr(Gc)/D I)^-1 (S - N_c mu')' diag(N_c)^-1/2, b = -mu' W; without G (m_c - mu) / |m_c - mu|."""
         mu = S.sum(0) / N.sum().clamp(min=1e-300)
         centred = S - N[:, None] * mu
         if G is None:
             W = functional.normalize(centred, dim=1, eps=1e-300)
         else:
             Gc = G - N.sum() * torch.outer(mu, mu)
-            ridge = (lam * Gc.trace() / len(Gc)).clamp(min=1e-12)
-            factor = torch.linalg.cholesky(Gc + ridge * torch.eye(len(Gc), dtype=Gc.dtype))
-            W = torch.cholesky_solve(centred.T, factor).T / torch.where(N > 0, N, 1.0).sqrt()[:, None]
+            W = solved(Gc, lam, centred) / torch.where(N > 0, N, 1.0).sqrt()[:, None]
         return W, -W @ mu
 
     def forget(self, server: RidgeServer, memory: Any, at: At) -> RidgeServer:
@@ -299,7 +299,7 @@ class ProtoRidge(OnePass[Any]):
         if len(at.plan.epochs) > 1:
             raise UserError("sites chose by heads in which it took part (tune, rho); run without")
         left = replace(server, total=subtracted(server.total, self.as_moments(memory, at)))
-        return self.with_head(left, at)  # type: ignore[return-value]
+        return self.with_head(left, at)
 
     def global_prototypes(self, server: RidgeServer) -> ClassTable:
         """The class means."""
@@ -307,6 +307,18 @@ class ProtoRidge(OnePass[Any]):
         sums = server.total.sums
         rows = sums.rows.view(-1, classes, sums.rows.shape[1]).sum(0)
         return means_of(ClassTable(rows, sums.count.view(-1, classes).sum(0)))
+
+
+def solved(Gc: Tensor, lam: float, rows: Tensor) -> Tensor:
+    """rows (Gc + lam tr(Gc)/D I)^-1; noise or a robust rule may leave Gc with directions of negative variance, of which
+    none is then taken."""
+    ridge = (lam * Gc.trace() / len(Gc)).clamp(min=1e-12)
+    factor, failed = torch.linalg.cholesky_ex(Gc + ridge * torch.eye(len(Gc), dtype=Gc.dtype, device=Gc.device))
+    if not failed:
+        return torch.cholesky_solve(rows.T, factor).mT
+    variance, directions = torch.linalg.eigh(Gc)
+    solution: Tensor = (rows @ directions / (variance.clamp(min=0) + ridge)) @ directions.T
+    return solution
 
 
 def _as_sums(means: Any) -> Moments:

@@ -12,7 +12,7 @@ HEAD = "fc"
 
 
 class Cheap(nn.Module):
-    """A stage that costs next to nothing: what the stages before it made is kept, and serves networks with other ends."""
+    """A stage that costs next to nothing: what stages before it made is kept, and serves networks with other ends."""
 
 
 class UnitLength(Cheap):

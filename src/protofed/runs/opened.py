@@ -152,7 +152,8 @@ class OpenRun:
         """After how many rounds."""
         self._is_snapshot = done is not None
         self._place = self.run.path if done is None else self.run.folder.snapshot(done)
-        self._with_data = with_data
+        self.with_data = with_data
+        """Whether its context has the images of the run."""
 
     @property
     def classes(self) -> list[str]:
@@ -295,7 +296,7 @@ class OpenRun:
 
     @cached_property
     def _assembly(self) -> Assembly:
-        if not self._with_data:
+        if not self.with_data:
             return reassemble(self.config, self.run.path)
         return assemble(elsewhere(self.config), self.run.folder.clients)
 
