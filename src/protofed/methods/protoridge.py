@@ -22,7 +22,6 @@ from protofed.models.net import Net
 from protofed.models.unit_length import with_unit_features
 from protofed.records import ClassTable, Each, Mean, Record, Sum, map_tensors
 from protofed.registry import register
-from protofed.seeding import generator
 from protofed.verbs import exact_class_means, pack_symmetric, second_moment, unpack_symmetric
 
 LAMS = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
@@ -120,7 +119,7 @@ class ProtoRidge(OnePass[Any]):
 
     def build(self, base: Split, at: At) -> Split:
         """h = R phi(x) / |R phi(x)|, R a random matrix of the run's seed or the identity."""
-        return with_unit_features(base, self.project or None, generator(at.seed, "projection"))
+        return with_unit_features(base, self.project or None, at.rng("projection"))
 
     # What a site sends
 
