@@ -14,13 +14,13 @@ from torch.nn import functional
 
 from protofed.errors import UserError
 from protofed.method import At, NonNegative, Plan, Positive, Samples, Whole, knob
-from protofed.methods.fed3r import Moments
+from protofed.methods.fed3r import Moments, MomentsUpload
 from protofed.methods.fedavg import SharedModel
 from protofed.methods.fedncm import ClassSums, OnePass, OnePassServer, added_up, head_weights, means_of, subtracted
 from protofed.models import Group, Split, everything, head, nothing
 from protofed.models.net import Net
 from protofed.models.unit_length import with_unit_features
-from protofed.records import ClassTable, Each, Mean, Record, Sum, map_tensors
+from protofed.records import ClassTable, Each, Mean, Record, map_tensors
 from protofed.registry import register
 from protofed.verbs import exact_class_means, pack_symmetric, second_moment, unpack_symmetric
 
@@ -63,19 +63,22 @@ class RidgeServer(OnePassServer):
     total: Moments
 
 
-class RidgeUpload(Record):
-    """What adds up: class means and second moment by their counts, and how heads made without the site do there."""
+class ScoredMomentsUpload(MomentsUpload):
+    """What adds up, and how heads made without the site do there."""
 
-    sums: Sum[ClassTable]
-    gram: Sum[ClassTable]
     scores: Mean[Tensor]
 
 
 class SketchUpload(Record):
-    """Class means and sketch, which do not add up, and how heads made without the site do there."""
+    """Class means and sketch, which do not add up."""
 
     sums: Each[ClassTable]
     sketch: Each[Sketch]
+
+
+class ScoredSketchUpload(SketchUpload):
+    """The same, and how heads made without the site do there."""
+
     scores: Mean[Tensor]
 
 
@@ -172,26 +175,27 @@ class ProtoRidge(OnePass[Any]):
         """The statistics; then, where asked for, scores; at last it makes a head of its own."""
         if at.round == 0:
             sent = self.statistics(net, data, at)
-            return self._packed(sent, Mean(self._no_scores(net), 0.0)), sent
-        scores = Mean(self._no_scores(net), 0.0)
+            return self.packed(sent, net, at), sent
+        scores = None
         if self.tune != "none" and at.round == 1:
             scores = self.scores(net, data, at)
         else:
             W, b = self._head_of_own(at)
             net.load(head_weights(W, b, net.pick(head)))
-        return self._packed(self.no_statistics(net, at), scores), at.memory
+        return self.packed(self.no_statistics(net, at), net, at, scores), at.memory
 
-    def _packed(self, sent: Any, scores: Mean[Tensor]) -> Any:
+    def packed(self, sent: Any, net: Net, at: At, scores: Mean[Tensor] | None = None) -> Any:
+        """As it adds up, or by itself where it does not; with scores, maybe empty, where sites are asked for any."""
+        told = () if self.tune == "none" else (scores or Mean(self._no_scores(), 0.0),)
         if self.gram == "sketch":
-            return SketchUpload(Each(sent.sums), Each(sent.sketch), scores)
-        return RidgeUpload(added_up(sent.sums), added_up(sent.gram), scores)
+            return (ScoredSketchUpload if told else SketchUpload)(Each(sent.sums), Each(sent.sketch), *told)
+        return (ScoredMomentsUpload if told else MomentsUpload)(added_up(sent.sums), added_up(sent.gram), *told)
 
     def _lams(self) -> tuple[float, ...]:
         return LAMS if self.tune in ("lam", "both") else (self.lam,)
 
-    def _no_scores(self, net: Net) -> Tensor:
-        tuned = self.tune != "none"
-        return net.empty_table().rows.new_zeros(len(self._lams()) * tuned, len(TEMPERATURES) * tuned)
+    def _no_scores(self) -> Tensor:
+        return torch.zeros(len(self._lams()), len(TEMPERATURES))
 
     def scores(self, net: Net, data: Samples, at: At) -> Mean[Tensor]:
         """Mean log-likelihood of the site's images under heads made without it, for every lam and temperature."""
@@ -199,7 +203,7 @@ class ProtoRidge(OnePass[Any]):
         others = subtracted(_as_sums(at.down), self.as_moments(at.memory, at))
         N, S, G = self.balanced(others, sum(at.clients.values()) - at.size, at)
         known = (N > 0)[y]
-        h, y, found = h[known].double(), y[known], self._no_scores(net)
+        h, y, found = h[known].double(), y[known], self._no_scores()
         for row, lam in enumerate(self._lams() if len(y) else ()):
             W, b = self.head_of(N, S, G, lam)
             logits = (h @ W.T + b).masked_fill(N <= 0, -torch.inf)
