@@ -28,6 +28,8 @@ LAMS = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 """What sites choose `lam` from."""
 TEMPERATURES = tuple(10 ** (step / 6 - 3) for step in range(25))
 """From 0.001 to 10."""
+_TOGETHER = 128
+"""Sites whose sketches are added up at once."""
 _WORST = -16.0
 """A mean log-likelihood below this is as bad as it gets."""
 
@@ -166,9 +168,7 @@ class ProtoRidge(OnePass[Any]):
         if not isinstance(sent, SketchedSums):
             return sent  # type: ignore[no-any-return]
         n = sent.sums.count.double().view(-1, at.classes).sum(1)
-        share = sent.sums.count.double() / n.sum().clamp(min=1e-300)
-        m = sent.sums.rows.double() * share.sqrt()[:, None]
-        G = pack_symmetric(m.T @ m + expanded(sent.sketch, at.dim))
+        G = _square([_factor(sent)]) + pack_symmetric(_spread(sent.sketch, at.dim))
         return Moments(sent.sums, ClassTable(torch.where(n[:, None] > 0, G, 0.0), n))
 
     def upload(self, net: Net, data: Samples, at: At) -> tuple[Any, Record]:
@@ -255,11 +255,24 @@ class ProtoRidge(OnePass[Any]):
     def _summed(self, total: Any, server: RidgeServer, at: At) -> Moments:
         if self.gram != "sketch":
             return Moments(total.sums, total.gram)
-        summed = map_tensors(server.total, torch.zeros_like)
-        for client, sums in total.sums.items():
-            own = self.as_moments(SketchedSums(sums, total.sketch[client]), at)
-            summed = subtracted(summed, own, sign=-1)
-        return summed
+        none = map_tensors(server.total, torch.zeros_like)
+        sums, gram = ClassSums(none.sums), none.gram
+        waiting: dict[int, list[Tensor]] = {}
+        lost = torch.zeros_like(gram.count)
+        for client, table in total.sums.items():
+            sums = subtracted(sums, ClassSums(table), sign=-1)
+            n = table.count.double().view(-1, at.classes).sum(1)
+            group = int(n.argmax())
+            gram.count[group] += n[group]
+            rows = waiting.setdefault(group, [])
+            rows.append(_factor(SketchedSums(table, total.sketch[client])) * n[group].sqrt())
+            lost[group] += total.sketch[client].lost.double() * n[group]
+            if len(rows) == _TOGETHER:
+                gram.rows[group] += _square(waiting.pop(group))
+        for group, rows in waiting.items():
+            gram.rows[group] += _square(rows)
+        evenly = pack_symmetric(torch.eye(at.dim, dtype=torch.float64)) / at.dim
+        return Moments(sums.sums, ClassTable(gram.rows + lost[:, None] * evenly, gram.count))
 
     def _choice(self, scores: Tensor) -> Tensor:
         """lam and tau with the highest likelihood; as set where nobody could score."""
@@ -352,4 +365,20 @@ def _directions(sketch: Sketch) -> Tensor:
 def expanded(sketch: Sketch, dim: int) -> Tensor:
     """The mean square that a sketch stands for; what was lost is spread evenly."""
     B = _directions(sketch)
-    return B.T @ B + sketch.lost.double() / dim * torch.eye(dim, dtype=B.dtype, device=B.device)
+    return B.T @ B + _spread(sketch, dim)
+
+
+def _spread(sketch: Sketch, dim: int) -> Tensor:
+    return sketch.lost.double() / dim * torch.eye(dim, dtype=torch.float64, device=sketch.lost.device)
+
+
+def _factor(sent: SketchedSums) -> Tensor:
+    """Rows whose square is the mean of h h' at a site, but for what its sketch has lost."""
+    held, count = sent.sums.held, sent.sums.count.double()
+    share = count / count.sum().clamp(min=1e-300)
+    return torch.cat([_directions(sent.sketch), (sent.sums.rows.double() * share.sqrt()[:, None])[held]])
+
+
+def _square(factors: list[Tensor]) -> Tensor:
+    rows = torch.cat(factors)
+    return pack_symmetric(rows.T @ rows)
