@@ -5,7 +5,7 @@ from importlib.metadata import version
 from protofed.errors import UserError
 from protofed.method import At, Method, Plan, Step, knob
 from protofed.models.net import Net
-from protofed.records import ClassTable, Each, Mean, Record, Weights
+from protofed.records import ClassTable, Each, Mean, Record, Sum, Weights
 from protofed.registry import register
 from protofed.runs import Run, run
 from protofed.studies import Comparison, Sweep, compare, sweep
@@ -24,6 +24,7 @@ __all__ = [
     "Record",
     "Run",
     "Step",
+    "Sum",
     "Sweep",
     "UserError",
     "Weights",

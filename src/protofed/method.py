@@ -5,7 +5,7 @@ state and never sees a loader, an optimiser, a device, a logger or test data. On
 hook may look at.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import cos, pi
 from typing import Annotated, Any, ClassVar, Generic, Literal, Protocol, dataclass_transform
@@ -66,6 +66,7 @@ class Plan:
     """How long and how a client trains: the local epochs of every round, and the optimiser."""
 
     epochs: tuple[int, ...]
+    """0: an exchange without local training."""
     unit: Literal["epochs", "steps"] = "epochs"
     """What `epochs` counts: passes over the data, or batches."""
     batch: int = 32
@@ -135,6 +136,8 @@ class At:
     dim: int
     clients: Mapping[str, int]
     """Training samples of every client of the federation, also of those that sit this round out."""
+    domains: Mapping[str, str] = field(default_factory=dict)
+    """The domain of every client."""
     image_shape: ImageShape = (1, 1, 1)
     seed: int = 0
     round: int = 0
@@ -262,6 +265,10 @@ class Method(Generic[U]):
         """How many features of single samples travel in a round; `at.down` is a message such as clients receive."""
         return FeatureTraffic()
 
+    def cautions(self, each: Sequence[At], classes: Sequence[str]) -> list[str]:
+        """What the user is warned of before the first round; one `at` for each client, with what it holds."""
+        return []
+
     # What is built before the first round
 
     def plan(self, plan: Plan) -> Plan:
@@ -305,6 +312,12 @@ class Method(Generic[U]):
     def aggregate(self, server: Any, total: U, at: At) -> Record:
         """The server's next state; `total` is an upload with its Means averaged and its Eaches as {client: value}."""
         return server  # type: ignore[no-any-return]
+
+    def forget(self, server: Any, memory: Any, at: At) -> Record:
+        """The server's state as if `at.client`, whose memory this is, had never sent anything; the others remain as
+        `at.participants`.
+        """
+        raise UserError("its state is no sum over clients, so nobody's part can be taken out of it")
 
     # What comes out
 

@@ -238,7 +238,9 @@ class _Trial:
             assert not record["events"], f"{where}: {record['events'][0]['client']} is left out: " + str(
                 record["events"][0]["reason"]
             )
-            for term, value in {"the loss": record["train_loss"], **record["loss_parts"]}.items():
+            # A round without local training has no loss.
+            losses = {"the loss": record["train_loss"], **record["loss_parts"]} if record["samples"] else {}
+            for term, value in losses.items():
                 assert value is not None, f"{where}: {term} is not finite"
             assert record["accuracy"] is not None, f"{where}: nothing was evaluated"
 

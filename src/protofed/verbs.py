@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 cross_entropy = functional.cross_entropy
 
-_NEVER = -1e9
+NEVER = -1e9
 """A logit whose probability is zero; minus infinity would make the gradient of an all-masked row undefined."""
 
 
@@ -40,6 +40,35 @@ def class_means(h: Tensor, y: Tensor, classes: int, weight: Tensor | None = None
     share = member if weight is None else member * weight[:, None]
     mass = share.sum(0)
     return ClassTable((share.T @ h) / torch.where(mass > 0, mass, 1.0)[:, None], count)
+
+
+def exact_class_means(h: Tensor, y: Tensor, classes: int) -> ClassTable:
+    """`class_means`, added up in float64."""
+    means = class_means(h.double(), y, classes)
+    return ClassTable(means.rows.to(h.dtype), means.count.to(h.dtype))
+
+
+def pack_symmetric(matrix: Tensor) -> Tensor:
+    """The upper triangle of a symmetric matrix as one vector: D(D+1)/2 numbers."""
+    row, column = torch.triu_indices(*matrix.shape, device=matrix.device)
+    return matrix[row, column]
+
+
+def unpack_symmetric(packed: Tensor, dim: int) -> Tensor:
+    """The symmetric matrix whose upper triangle this is."""
+    row, column = torch.triu_indices(dim, dim, device=packed.device)
+    matrix = packed.new_empty(dim, dim)
+    matrix[row, column] = packed
+    matrix[column, row] = packed
+    return matrix
+
+
+def second_moment(h: Tensor) -> ClassTable:
+    """The mean of h h' over all samples, packed, as a table of one row; added up in float64."""
+    number = h.new_tensor([float(len(h))])
+    wide = h.double()
+    mean = pack_symmetric(wide.T @ wide) / number.double().clamp(min=1)
+    return ClassTable(mean.to(h.dtype)[None], number)
 
 
 def pull(h: Tensor, targets: ClassTable, y: Tensor, reduction: str = "mse", missing: str = "skip") -> Tensor:
@@ -64,7 +93,7 @@ def info_nce(h: Tensor, prototypes: ClassTable, y: Tensor, tau: float) -> Tensor
 
     Mean over the samples whose class has one; exactly zero where there is none.
     """
-    logits = (cosine(h, prototypes.rows) / tau).masked_fill(~prototypes.held, _NEVER)
+    logits = (cosine(h, prototypes.rows) / tau).masked_fill(~prototypes.held, NEVER)
     own = logits.log_softmax(1).gather(1, y[:, None])[:, 0]
     valid = prototypes.held[y].to(h.dtype)
     return -(own * valid).sum() / valid.sum().clamp(min=1)
@@ -76,7 +105,7 @@ def nearest_prototype(h: Tensor, prototypes: ClassTable, held: Tensor) -> Tensor
     Where no class has both a sample and a prototype, every class is as likely as any other.
     """
     distance = (h[:, None, :] - prototypes.rows).pow(2).mean(2)
-    return (-distance).masked_fill(~(prototypes.held & (held > 0)), _NEVER).softmax(1)
+    return (-distance).masked_fill(~(prototypes.held & (held > 0)), NEVER).softmax(1)
 
 
 def head_or_nearest(net: Net, x: Tensor, inference: str, prototypes: ClassTable, held: Tensor) -> Tensor:
@@ -197,7 +226,7 @@ def set_contrast(logits: Tensor, prototypes: PrototypeSet, y: Tensor) -> Tensor:
     Mean over the batch, in which a sample whose class has no prototype adds 0; exactly zero for an empty set.
     """
     own = prototypes.labels == y[:, None]
-    share = logits.log_softmax(1).masked_fill(~own, _NEVER).logsumexp(1)
+    share = logits.log_softmax(1).masked_fill(~own, NEVER).logsumexp(1)
     return torch.where(own.any(1), -share, 0.0).mean()
 
 

@@ -14,7 +14,7 @@ from protofed.testing import results_of
 
 pytest.importorskip("ray")
 
-METHODS = ["i2pfl", "fedavg", "conffedproto"]
+METHODS = ["i2pfl", "fedavg", "conffedproto", "protoridge", "fedcof"]
 SCRIPT = """
 import json, sys, protofed
 for name, method in json.loads(sys.argv[1]).items():

@@ -21,6 +21,7 @@ from protofed.cli.evaluate import evaluate_command
 from protofed.cli.explain import explain_command
 from protofed.cli.export import export_command
 from protofed.cli.first_steps import show_first_steps
+from protofed.cli.forget import forget_command
 from protofed.cli.join import join_command
 from protofed.cli.methods import methods_command
 from protofed.cli.models import models_command
@@ -49,7 +50,7 @@ _COMMANDS: dict[str, dict[str, Callable[..., Any]]] = {
         "reproduce": reproduce_command,
         "pretrain": pretrain_command,
     },
-    "Between institutions": {"join": join_command},
+    "Between institutions": {"join": join_command, "forget": forget_command},
     "Look at it": {
         "report": report_command,
         "watch": watch_command,

@@ -99,6 +99,7 @@ class RunContext:
             classes=classes,
             dim=self.model.dim,
             clients=self.sizes,
+            domains=self.partition.domain,
             image_shape=self.dataset.image_shape,
             seed=self.seed,
             round=round,

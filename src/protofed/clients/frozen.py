@@ -24,6 +24,7 @@ from protofed.models.fast.onnx_frozen import frozen_extractor
 from protofed.models.fast.stand_ins import find_recipe, stand_in
 from protofed.models.freezing import Frozen, unwrapped
 from protofed.models.net import Net, Shortcut
+from protofed.models.unit_length import Cheap
 from protofed.seeding import generator
 
 FROZEN = ("auto", "cached", "plain")
@@ -134,8 +135,9 @@ def find_frozen(method: Method, model: Split, image_shape: ImageShape) -> Frozen
 
 
 def _leading(model: Split, still: list[str]) -> int:
-    """How many stages come before the first trained one; none where that would save nothing."""
-    count = next((n for n, name in enumerate(model.stage_names) if name not in still), len(model.stage_names))
+    """How many stages come before the first that is not still, or not worth keeping; none where nothing is saved."""
+    ends = (name not in still or isinstance(unwrapped(model.get_submodule(name)), Cheap) for name in model.stage_names)
+    count = next((n for n, end in enumerate(ends) if end), len(model.stage_names))
     computes = any(_has_weights(model.get_submodule(name)) for name in model.stage_names[:count])
     return count if computes else 0
 

@@ -140,6 +140,12 @@ class Federation:
         self._enrol(prepared)
         self.evaluator.trained(prepared.context.partition.clients)
 
+    def adopt(self, server: Record, rounds_done: int, scored: bool) -> dict[str, Any] | None:
+        """Go on from another server state, after so many rounds; how it does on test images, where it is asked for."""
+        self.server, self._next = server, rounds_done
+        self.evaluator.trained(self.context.partition.clients)
+        return self._accuracy(rounds_done - 1, {})[0] if scored else None
+
     def project(self) -> dict[str, Any]:
         """Let clients project their part prototypes, each onto its own images; accuracy before and after."""
         last = self.context.plan.rounds

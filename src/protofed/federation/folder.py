@@ -143,6 +143,10 @@ class RunFolder:
             raise UserError(f"{self.path} cannot be resumed: {self._manifest} is damaged")
         return round, [plain_name(client) for client in clients], length
 
+    def committed_clients(self) -> list[str]:
+        """Those whose uploads are in the result of the last committed round."""
+        return self._read_manifest()[1]
+
     def keep_message(self, round: int, client: str, blob: bytes) -> None:
         """Keep an upload as it was sent."""
         folder = self._messages / f"round-{round + 1}"

@@ -13,7 +13,7 @@ from torch import Tensor
 from protofed.guards.guard import Guard
 from protofed.guards.random_source import source_of
 from protofed.method import At, Notes
-from protofed.records import ClassTable, Each, Mean, Record, Weights, parts_of
+from protofed.records import ClassTable, Each, Record, Weights, parts_of
 from protofed.records.types import LabelledRows
 
 R = TypeVar("R", bound=Record)
@@ -160,4 +160,4 @@ def _with(item: Any, value: Any) -> Any:
     if isinstance(item, Each):
         return Each(value)
     per_class = isinstance(value, ClassTable) and torch.as_tensor(item.weight).ndim > 0
-    return Mean(value, value.count.double() if per_class else 1.0)
+    return type(item)(value, value.count.double() if per_class else 1.0)

@@ -10,7 +10,7 @@ from torch import Tensor
 from typing_extensions import TypeVar
 
 from protofed.records.robust import MEDIAN, Pieces, Robust
-from protofed.records.types import ClassTable, Each, Mean, Record, map_tensors, parts_of
+from protofed.records.types import ClassTable, Each, Mean, Record, Sum, map_tensors, parts_of
 
 U = TypeVar("U", bound=Record, default=Record)
 
@@ -67,7 +67,7 @@ class Tally(Generic[U]):
         self.clients += clients
         self._upload = type(like)
         for name, item in parts_of(like).items():
-            self._sums.setdefault(name, self._fold()).add_group(sums.by_field[name], item.value)
+            self._sums.setdefault(name, self._fold()).add_group(sums.by_field[name], item)
 
     def total(self) -> U:
         """An upload that holds what the server sees of them all: Means averaged, Eaches by client."""
@@ -94,7 +94,7 @@ def weighted(upload: Record) -> dict[str, Any]:
 
 def averaged(sums: dict[str, Any], like: U) -> U:
     """The averages in a sum of such parts, as an upload such as `like` whose fields hold them."""
-    return type(like)(**{name: _divided(sums[name], item.value) for name, item in parts_of(like).items()})
+    return type(like)(**{name: _seen(sums[name], item) for name, item in parts_of(like).items()})
 
 
 class _Fold(Protocol):
@@ -106,7 +106,7 @@ class _Fold(Protocol):
 
     def sum(self) -> Any: ...
 
-    def add_group(self, total: Any, like: Any) -> None: ...
+    def add_group(self, total: Any, like: Mean[Any]) -> None: ...
 
     def mean(self) -> Any: ...
 
@@ -122,7 +122,7 @@ class _WeightedSum:
     def add(self, item: Mean[Any]) -> None:
         weight = torch.as_tensor(item.weight, dtype=torch.float64)
         if self._group is None:
-            self._like, self._group = item.value, _weighted(item.value, weight)
+            self._like, self._group = item, _weighted(item.value, weight)
         else:
             self._group = _grown(self._group, item.value, weight)
 
@@ -135,13 +135,13 @@ class _WeightedSum:
         self.end_group()
         return self._ended
 
-    def add_group(self, total: Any, like: Any) -> None:
+    def add_group(self, total: Any, like: Mean[Any]) -> None:
         self.end_group()
         self._like, self._group = like, total
         self.end_group()
 
     def mean(self) -> Any:
-        return _divided(self.sum(), self._like)
+        return _seen(self.sum(), self._like)
 
 
 class _Weighted(Record):
@@ -191,6 +191,21 @@ def _joined(left: Any, right: Any) -> Any:
     return {key: _joined(left[key], right[key]) for key in left}
 
 
+def _seen(total: Any, like: Mean[Any]) -> Any:
+    """What the server sees of a field: the sum itself, or the mean in the type of the values."""
+    return _undivided(total, like.value) if isinstance(like, Sum) else _divided(total, like.value)
+
+
+def _undivided(total: Any, like: Any) -> Any:
+    if isinstance(total, _WeightedTable):
+        return ClassTable(total.rows.value, total.count)
+    if isinstance(total, _Weighted):
+        return total.value
+    if isinstance(like, dict):
+        return {key: _undivided(item, like[key]) for key, item in total.items()}
+    return type(like)(**{name: _undivided(item, getattr(like, name)) for name, item in total.items()})
+
+
 def _divided(total: Any, like: Any) -> Any:
     if isinstance(total, _WeightedTable):
         mean = ClassTable(_quotient(total.rows), total.count)
@@ -217,7 +232,7 @@ class _Gathered:
         self._like: Any = None
 
     def add(self, item: Mean[Any]) -> None:
-        self._like = item.value if self._like is None else self._like
+        self._like = item if self._like is None else self._like
         cut = list(_pieces(item.value, torch.as_tensor(item.weight, dtype=torch.float64)))
         self._values.append([value for value, _ in cut])
         self._counts.append([count for _, count in cut])
@@ -228,12 +243,17 @@ class _Gathered:
     def sum(self) -> Any:
         raise TypeError("a robust rule knows no sums")
 
-    def add_group(self, total: Any, like: Any) -> None:
+    def add_group(self, total: Any, like: Mean[Any]) -> None:
         raise TypeError("a robust rule knows no sums")
 
     def mean(self) -> Any:
         values, counts = self._robust.combine(self._values), MEDIAN.combine(self._counts)
-        return _assembled(self._like, iter(zip(values, counts, strict=True)))
+        typical = _assembled(self._like.value, iter(zip(values, counts, strict=True)))
+        if not isinstance(self._like, Sum):
+            return typical
+        # What a typical client sends stands for the sum; what is computed from sums hardly depends on their scale.
+        weight = typical.count if isinstance(typical, ClassTable) else torch.ones(())
+        return _undivided(_weighted(typical, weight.double()), typical)
 
 
 _Piece = tuple[Tensor | None, Tensor | None]

@@ -163,11 +163,19 @@ class Mean(Record, Generic[T]):
         """A negative weight would let one client subtract the others."""
         if bool((parts["weight"] < 0).any()):
             raise ValueError("weight: it is negative")
-        return Mean(parts["value"], parts["weight"])
+        return type(self)(parts["value"], parts["weight"])
 
     if TYPE_CHECKING:
         # `aggregate` is given an upload whose fields hold what the server sees: a type checker reads them like this.
         def __get__(self, total: object, owner: object) -> T: ...
+
+
+class Sum(Mean[T]):
+    """An upload field the server sees only as the sum over clients of weight x value, in float64 and never divided.
+
+    Of a `ClassTable` it sees the sum of each class's rows and the sum of the counts. What one client added can be taken
+    away again.
+    """
 
 
 class Each(Record, Generic[T]):

@@ -328,6 +328,7 @@ def _assembled(
         *_random_parts(options, network, context),
         *_own_rule(options, method),
         *_own_plan(options, context),
+        *_cautions(options, context),
         *_beyond_robust(options, templates),
     )
     return Assembly(options, network, prepared, engine, warnings, report, frozen.summary())
@@ -345,8 +346,16 @@ def _own_plan(options: Options, context: RunContext) -> list[str]:
     """A warning where the method trains by its own plan."""
     if context.plan.epochs == options.training_plan().epochs:
         return []
+    if context.plan.epochs == (0,):
+        return [f"{options.method} ends after one exchange, in which nothing is trained"]
     epochs = ",".join(map(str, context.plan.epochs))
     return [f"{options.method} follows a plan of its own: {context.plan.rounds} rounds of {epochs} local epochs"]
+
+
+def _cautions(options: Options, context: RunContext) -> list[str]:
+    """What the method itself warns of."""
+    each = [context.at(0, client) for client in context.partition.clients]
+    return [f"{options.method}: {text}" for text in context.method.cautions(each, context.dataset.classes)]
 
 
 def _random_parts(options: Options, network: Network, context: RunContext) -> list[str]:

@@ -155,7 +155,8 @@ class OpenRun:
         """After how many rounds."""
         self._is_snapshot = done is not None
         self._place = self.run.path if done is None else self.run.folder.snapshot(done)
-        self._with_data = with_data
+        self.with_data = with_data
+        """Whether its context has the images of the run."""
 
     @property
     def classes(self) -> list[str]:
@@ -180,7 +181,7 @@ class OpenRun:
     @cached_property
     def prepared(self) -> Prepared:
         """The federation as it was before its first round."""
-        if self._with_data:
+        if self.with_data:
             return assemble(reopened_options(self.config), self.run.folder.clients).prepared
         return reassemble(self.config, self.run.path).prepared
 

@@ -1,0 +1,32 @@
+"""`protofed forget`: the result of a run without one of its sites."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from protofed.cli.output import console, percent
+from protofed.inference.forget import FORGOTTEN, forget
+
+
+def forget_command(
+    run: Annotated[Path, typer.Argument(help="the folder of a complete run")],
+    client: Annotated[str, typer.Option("--client", help="the site whose part is taken out")],
+    out: Annotated[Path, typer.Option("--out", help="where the result without it goes")],
+    as_json: Annotated[bool, typer.Option("--json", help="print the record as JSON, and nothing else")] = False,
+) -> None:
+    """Take a site out of a run whose result is a sum over sites, exactly, and keep a record of it.
+
+    Example: protofed forget my-run --client dslr-0 --out my-run-without
+    """
+    result = forget(run, client, out=out)
+    if as_json:
+        print(json.dumps(result.as_dict()))
+        return
+    view = None if result.accuracy is None else result.accuracy["global"]
+    scored = "" if view is None else f", accuracy {percent(view['average'])} %"
+    console().print(
+        f"{client} and its {result.images} images are out of the result{scored}; {len(result.left)} sites remain; "
+        f"{FORGOTTEN} in {out} says what was removed and what cannot be"
+    )
