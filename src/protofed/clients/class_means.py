@@ -16,19 +16,19 @@ _MARGIN = 10.0
 """By how much the logit of its own class leads at an average class mean: sure, but not beyond learning."""
 
 
-class ClassMeansUpload(Record):
+class HeadStatistics(Record):
     """The mean feature of each class a client holds."""
 
     means: Mean[ClassTable]
 
 
 @torch.no_grad()
-def client_class_means(net: Net, samples: ClientSamples) -> ClassMeansUpload:
+def client_class_means(net: Net, samples: ClientSamples) -> HeadStatistics:
     """Of the client's training images, as they are."""
     with net.eval():
         h = torch.cat([net.features(x) for x, _ in samples.batches()])
     table = class_means(h, samples.y, net.classes)
-    return ClassMeansUpload(Mean(table, table.count.double()))
+    return HeadStatistics(Mean(table, table.count.double()))
 
 
 def linear_head(model: Split) -> tuple[str, nn.Linear]:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 
 from protofed.clients import Failed, Job, Prepared, Summarise, Trained
-from protofed.clients.class_means import ClassMeansUpload, head_from_means, with_head
+from protofed.clients.class_means import HeadStatistics, head_from_means, with_head
 from protofed.clients.prepared import initial_server
 from protofed.federation.engine import Engine, in_order
 from protofed.models.net import Net
@@ -26,7 +26,7 @@ def start_from_class_means(prepared: Prepared, engine: Engine, folder: Path) -> 
     context, request = prepared.context, encode(Nothing(), "server")
     jobs: list[tuple[Job, Message]] = [(Summarise(0, client), request) for client in context.partition.clients]
     empty = Net(context.model).empty_table()
-    template = ClassMeansUpload(Mean(empty, torch.zeros(len(empty.count), dtype=torch.float64)))
+    template = HeadStatistics(Mean(empty, torch.zeros(len(empty.count), dtype=torch.float64)))
     tally, up, down = Tally(), Bytes(), Bytes()
     reasons = []
     for job, result in in_order(engine.perform(jobs), [job for job, _ in jobs], folder):
@@ -41,6 +41,6 @@ def start_from_class_means(prepared: Prepared, engine: Engine, folder: Path) -> 
     if not tally.clients:
         raise RuntimeError(f"no client could send its class means; {reasons[0]}")
     total = tally.total()
-    assert isinstance(total, ClassMeansUpload)
+    assert isinstance(total, HeadStatistics)
     head = head_from_means(context.model, total.means)
     return HeadStart(initial_server(context, with_head(context.model, head)), up, down)
