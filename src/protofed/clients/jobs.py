@@ -28,14 +28,6 @@ class TrainGroup:
 
 
 @dataclass(frozen=True)
-class Summarise:
-    """The class means of a client's features under the initial network, from which a head can start."""
-
-    round: int
-    client: str
-
-
-@dataclass(frozen=True)
 class Evaluate:
     """Score one model on one test set.
 
@@ -74,6 +66,14 @@ class Project:
     round: int
     client: str
     domain: str | None
+
+
+@dataclass(frozen=True)
+class Summarise:
+    """The class means of a client's features under the initial network, from which a head can start."""
+
+    round: int
+    client: str
 
 
 Job = Train | TrainGroup | Summarise | Evaluate | Predict | Project

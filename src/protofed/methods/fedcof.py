@@ -21,16 +21,16 @@ from protofed.registry import register
 from protofed.verbs import exact_class_means, stack_tables
 
 
-class ClassMeansUpload(Record):
-    """One site's class means and their counts, which the server sees by themselves."""
-
-    sums: Each[ClassTable]
-
-
 class FedCOFServer(OnePassServer):
     """What every site has sent, and the class sums that follow."""
 
     sent: dict[str, ClassTable]
+
+
+class ClassMeansUpload(Record):
+    """One site's class means and their counts, which the server sees by themselves."""
+
+    sums: Each[ClassTable]
 
 
 @register("fedcof")
@@ -38,13 +38,13 @@ class FedCOF(OnePass[ClassMeansUpload]):
     """One exchange: sites send class means alone, whose spread over sites shows the covariance a ridge head needs."""
 
     paper = "Magistri et al., Covariances for Free: Exploiting Mean Distributions for Training-Free FL, 2025"
-    sends_up = "class means and counts (of each of `parts` parts), once"
     readings = (
         "Features: here of length 1.",
         "Shrinkage: the paper adds gamma to the diagonal of each covariance; with features of length 1 it is in units "
         "of the mean variance (gamma).",
         "Few sites: a mean of one site shows no spread; images of a class may be sent as several means (parts).",
     )
+    sends_up = "class means and counts (of each of `parts` parts), once"
 
     gamma: NonNegative = knob("shrinkage, in units of the mean variance", default=1.0)
     lam: NonNegative = knob("ridge: added to the diagonal", default=0.01)
