@@ -115,7 +115,7 @@ class OnePass(Method[U]):
 
     def closed_form(self, server: Any, at: At) -> tuple[Tensor, Tensor]:
         """W [C, D] and b [C] from the sums, in float64; `at.participants` are those who sent them."""
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} must define closed_form(server, at)")
 
     def server_state(self, net: Net, at: At) -> OnePassServer:
         """A head of zeros, nothing added up yet."""

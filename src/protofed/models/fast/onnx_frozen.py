@@ -199,7 +199,7 @@ class _Writer:
         elif node.op in ("call_function", "call_method"):
             self.names[node] = _of(_FUNCTIONS, node.target)(self, node, *self._inputs(node))
         else:
-            raise NotImplementedError(f"no onnx for {node.op} {node.target}")
+            raise ValueError(f"no onnx for {node.op} {node.target}")
 
     def _inputs(self, node: fx.Node) -> list[str]:
         return [self.names[source] for source in node.all_input_nodes]
@@ -223,7 +223,7 @@ class _Writer:
 
 def _of(table: Mapping[Any, Callable[..., str]], kind: Any) -> Callable[..., str]:
     if kind not in table:
-        raise NotImplementedError(f"no onnx for {getattr(kind, '__name__', kind)}")
+        raise ValueError(f"no onnx for {getattr(kind, '__name__', kind)}")
     return table[kind]
 
 
@@ -234,7 +234,7 @@ def _constants(writer: _Writer, *values: Tensor | None) -> list[str]:
 
 def _convolution(writer: _Writer, conv: nn.Conv2d, x: str) -> str:
     if conv.padding_mode != "zeros":
-        raise NotImplementedError(f"no onnx for padding by {conv.padding_mode}")
+        raise ValueError(f"no onnx for padding by {conv.padding_mode}")
     padding: dict[str, Any] = {}
     if isinstance(conv, SameConv2d) or conv.padding == "same":
         padding["auto_pad"] = "SAME_UPPER"
@@ -247,7 +247,7 @@ def _convolution(writer: _Writer, conv: nn.Conv2d, x: str) -> str:
 def _normalisation(writer: _Writer, norm: nn.BatchNorm2d, x: str) -> str:
     """ONNX Runtime folds it into the convolution before it."""
     if norm.running_mean is None or norm.running_var is None:
-        raise NotImplementedError("no onnx for normalisation by the batch")
+        raise ValueError("no onnx for normalisation by the batch")
     parameters = (
         torch.ones_like(norm.running_var) if norm.weight is None else norm.weight,
         torch.zeros_like(norm.running_mean) if norm.bias is None else norm.bias,
@@ -259,7 +259,7 @@ def _normalisation(writer: _Writer, norm: nn.BatchNorm2d, x: str) -> str:
 
 def _max_pool(writer: _Writer, pool: nn.MaxPool2d, x: str) -> str:
     if pool.ceil_mode or pool.return_indices:
-        raise NotImplementedError("no onnx for this kind of max-pool")
+        raise ValueError("no onnx for this kind of max-pool")
     side, stride, padding, dilation = (
         [size] * 2 if isinstance(size, int) else list(size)
         for size in (pool.kernel_size, pool.stride, pool.padding, pool.dilation)
@@ -269,13 +269,13 @@ def _max_pool(writer: _Writer, pool: nn.MaxPool2d, x: str) -> str:
 
 def _average(writer: _Writer, pool: nn.AdaptiveAvgPool2d, x: str) -> str:
     if pool.output_size not in (1, (1, 1)):
-        raise NotImplementedError("no onnx for an average of regions")
+        raise ValueError("no onnx for an average of regions")
     return writer.write("GlobalAveragePool", x)
 
 
 def _flat(writer: _Writer, flatten: nn.Flatten, x: str) -> str:
     if (flatten.start_dim, flatten.end_dim) != (1, -1):
-        raise NotImplementedError("no onnx for flattening some dimensions")
+        raise ValueError("no onnx for flattening some dimensions")
     return writer.write("Flatten", x)
 
 
@@ -297,7 +297,7 @@ def _same(_: _Writer, __: object, x: str) -> str:
 
 def _sum(writer: _Writer, node: fx.Node, *inputs: str) -> str:
     if len(inputs) != 2 or len(node.args) != 2 or node.kwargs:
-        raise NotImplementedError("no onnx for this kind of sum")
+        raise ValueError("no onnx for this kind of sum")
     return writer.write("Add", *inputs)
 
 
