@@ -46,6 +46,14 @@ def same_draws() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def cache_of_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Fixtures that outlive a test do not touch the user's cache either."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PROTOFED_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test finds features of another run, or leaves its own behind."""

@@ -138,14 +138,14 @@ def test_exports_are_complete(finished: protofed.Run, photographs: str, tmp_path
         pixels = np.asarray(image.resize((32, 32), Image.Resampling.BILINEAR)).transpose(2, 0, 1)[None]
     wanted = [float(row[name]) for name in finished.config["data"]["classes"]]
     session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
-    assert session.run(None, {"pixels": pixels})[0][0] == pytest.approx(wanted, abs=1e-5)
+    assert session.run(None, {"pixels": pixels})[0][0] == pytest.approx(wanted, abs=1e-4)
     again = build_model("efficientnet_lite0", (3, 32, 32), 2).eval()
     report = load_weights(again, tmp_path / "model.safetensors")
     assert (report.missing, report.unexpected, report.mismatched) == ((), (), ())
     card = json.loads((tmp_path / "model.safetensors.json").read_text())["normalise"]
     mean, std = (np.array(card[key]).reshape(1, 3, 1, 1) for key in ("mean", "std"))
     scores = again(torch.from_numpy((pixels / 255 - mean) / std).float())
-    assert scores.softmax(1)[0].tolist() == pytest.approx(wanted, abs=1e-5)
+    assert scores.softmax(1)[0].tolist() == pytest.approx(wanted, abs=1e-4)
 
 
 @pytest.mark.slow
