@@ -16,6 +16,10 @@ class BadMessage(Exception):
     """A message that is truncated, corrupted, misshapen or not finite; the text names the sender and the field."""
 
 
+class NotFinite(BadMessage):
+    """A message with NaN or infinite values: what the training of its sender ended in."""
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UserError:
     """The error for a name that is not in `known`, with the nearest ones suggested."""
     names = sorted(known)

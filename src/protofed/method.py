@@ -211,6 +211,8 @@ class Method(Generic[U]):
     """Whether --train decides what is trained; otherwise the method has a rule of its own."""
     validation_share: ClassVar[float] = 0.0
     """Part of each client's training data kept for validation unless the user says otherwise."""
+    ce_term: ClassVar[str] = "ce"
+    """The term of the loss that is the cross-entropy on the client's own images, which all methods have in common."""
     ensembles: ClassVar[bool] = False
     """The last exchange is not averaged: the clients' models predict together."""
     not_vectorised: ClassVar[str] = ""
@@ -337,6 +339,18 @@ class Method(Generic[U]):
     def global_prototypes(self, server: Any) -> ClassTable | None:
         """The server's class prototypes, or None where the method has none."""
         return next((value for value in vars(server).values() if isinstance(value, ClassTable)), None)
+
+    @property
+    def depends_on_rounds(self) -> str:
+        """What of it depends on how many rounds the run will have, so that a run cannot be given more; empty: nothing.
+
+        Whoever reads `at.rounds` says so here.
+        """
+        return ""
+
+    def ce_share(self, at: At) -> float:
+        """By how much the loss weights its cross-entropy term in a round; the loss that is shown is without it."""
+        return 1.0
 
     def predict(self, net: Net, x: Tensor, at: At) -> Tensor:
         """Class probabilities of a batch."""

@@ -20,6 +20,7 @@ CONTRACT = {
     "round": int,
     "participants": list,
     "train_loss": float,
+    "cross_entropy": float,
     "loss_parts": dict,
     "accuracy": dict,
     "validation": type(None),

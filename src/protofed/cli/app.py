@@ -92,7 +92,7 @@ def _warnings_on_stderr() -> Iterator[None]:
 
 @_warnings_on_stderr()
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command; 0 done, 1 internal failure, 2 a mistake of the user, 130 and 143 stopped by a signal."""
+    """Run a command; 0 done, 1 internal failure, 2 a mistake of the user, 3 a run gone wrong, 130 and 143 stopped by a signal."""
     signal.signal(signal.SIGTERM, _terminate)
     try:
         result = app(arguments, standalone_mode=False)
@@ -100,10 +100,10 @@ def main(arguments: list[str] | None = None) -> int:
         return _print_error(str(error))
     except click.ClickException as error:
         return _print_error(error.format_message())
-    except (KeyboardInterrupt, click.Abort):
-        return _stopped(130)
-    except _Terminated:
-        return _stopped(143)
+    except (KeyboardInterrupt, click.Abort) as interruption:
+        return _stopped(130, interruption)
+    except _Terminated as interruption:
+        return _stopped(143, interruption)
     except BrokenPipeError:
         return 1
     except Exception as error:
@@ -121,11 +121,11 @@ def _terminate(_signal: int, _frame: FrameType | None) -> NoReturn:
     raise _Terminated
 
 
-def _stopped(code: int) -> int:
-    print(
-        "stopped; what is finished is kept: run and deploy server go on with --resume, others with the same words",
-        file=sys.stderr,
-    )
+def _stopped(code: int, interruption: BaseException) -> int:
+    """Say what is kept, as the command noted it; click passes an interruption on as the cause of its own."""
+    notes = getattr(interruption.__cause__ or interruption, "__notes__", [])
+    text = notes[0] if notes else "stopped; what is finished is kept, and the same command goes on from there"
+    print(text, file=sys.stderr)
     return code
 
 

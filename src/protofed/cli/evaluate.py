@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from protofed.cli.options import DataRootOption
+from protofed.cli.options import DataRootOption, ModelOfOption
 from protofed.cli.output import console, percent, show_table
 from protofed.text import Table, split_names
 
@@ -19,6 +19,7 @@ def evaluate_command(
     labels: Annotated[str | None, typer.Option("--labels", help="regroup classes, as in run")] = None,
     part: Annotated[str, typer.Option("--part", help="test | train | all images of the data")] = "test",
     clients: Annotated[str | None, typer.Option("--clients", help="a,b (default: all, and global)")] = None,
+    model_of: ModelOfOption = "last",
     out: Annotated[Path | None, typer.Option("--out", help="also write the figures to this JSON file")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print the figures as JSON, and nothing else")] = False,
 ) -> None:
@@ -37,6 +38,7 @@ def evaluate_command(
         part=part,
         clients=split_names(clients),
         out=out,
+        model_of=model_of,
     )
     if as_json:
         print(json.dumps(content))

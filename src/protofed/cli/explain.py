@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from protofed.cli.options import QuietOption
+from protofed.cli.options import ModelOfOption, QuietOption
 from protofed.cli.output import console, percent, show_table
 from protofed.text import Table, split_names
 
@@ -30,6 +30,7 @@ def explain_command(
     faithfulness: Annotated[
         bool, typer.Option("--faithfulness", help="also: does the box matter more than a random one?")
     ] = False,
+    model_of: ModelOfOption = "last",
     out: Annotated[Path | None, typer.Option("--out", help="where pictures and page go (RUN/explanations)")] = None,
     quiet: QuietOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="print explanations.json, and nothing else")] = False,
@@ -52,6 +53,7 @@ def explain_command(
         project=project,
         projected=projected,
         faithful=faithfulness,
+        model_of=model_of,
     )
     if as_json:
         print(json.dumps(content))

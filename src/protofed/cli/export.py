@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from protofed.cli import completion
+from protofed.cli.options import ModelOfOption
 from protofed.cli.output import console
 
 
@@ -19,6 +20,7 @@ def export_command(
     client: Annotated[
         str | None, typer.Option("--client", help="write this client's model (default: the server's)")
     ] = None,
+    model_of: ModelOfOption = "last",
     images: Annotated[
         Path | None, typer.Option("--images", help="folder of images to check it on (default: noise)")
     ] = None,
@@ -29,7 +31,7 @@ def export_command(
     """
     from protofed.inference import Classifier, card_of, export
 
-    path = export(Classifier(run, client), format, out, images)
+    path = export(Classifier(run, client, model_of), format, out, images)
     check = json.loads(card_of(path).read_text())["check"]
     console().print(
         f"written to {path}, its card to {card_of(path)}; on {check['images']} images it predicts as the run "

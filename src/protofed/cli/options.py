@@ -16,6 +16,9 @@ from protofed.runs import Options
 
 QuietOption = Annotated[bool, typer.Option("--quiet", help="say nothing but warnings")]
 JsonOption = Annotated[bool, typer.Option("--json", help="for machines")]
+ModelOfOption = Annotated[
+    str, typer.Option("--model-of", help="last | best: the models after the last round, or after the best where kept")
+]
 DataRootOption = Annotated[str | None, typer.Option("--data-root", help="where data sets lie by name")]
 ShardOption = Annotated[
     str | None, typer.Option("--shard", metavar="K/N", help="do the K-th of N parts; machines share --out")

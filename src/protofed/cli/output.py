@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table as RichTable
 
+from protofed.federation.best import shown_loss
+from protofed.federation.chance import at_chance
 from protofed.runs import Run
 from protofed.studies.schedule import Failure
 from protofed.text import Table, duration
@@ -21,6 +23,8 @@ T = TypeVar("T")
 _PLAIN_WIDTH = 160
 _LONG = 60.0
 """Seconds after which a person wants to have been told."""
+_SHOWN_DIFFERENCE = 5e-4
+"""Between two losses that are printed with three digits."""
 _MOST_ROWS, _MOST_COLUMNS = 20, 12
 
 
@@ -105,7 +109,7 @@ class ProgressBar:
     def round_end(self, run: Run, record: dict[str, Any]) -> None:
         """Loss, average accuracy and bytes so far."""
         self._bytes += _exchanged(record)
-        status = f"{progress_of(record)}  sent {size(self._bytes)}"
+        status = f"{progress_of(record)}{_chance_reached(run, record)}  sent {size(self._bytes)}"
         if self._bar is not None:
             self._bar.update(self._task, advance=1, status=status)
         else:
@@ -127,16 +131,34 @@ class ProgressBar:
 def show_summary(run: Run) -> None:
     """The final tables of a run."""
     summary = run.summary
-    method, accuracy = summary["method"], summary["accuracy"]
+    method, accuracy = summary["method"], summary["accuracy"] or {"global": None, "personal": None}
+    chance = summary.get("chance") or {"global": None, "personal": None}
     if accuracy["global"] is not None:
         view = {key: value for key, value in accuracy["global"].items() if key != "held_out"}
         title = f"{method}: accuracy of the global model per domain (%), mean of the last rounds"
-        show_table(Table(title, list(view), [[percent(value) for value in view.values()]]))
+        rows = [["accuracy", *(percent(value) for value in view.values())]]
+        if chance["global"] is not None:
+            rows.append(["chance", *(percent(chance["global"].get(part)) for part in view)])
+        show_table(Table(title, ["", *view], rows))
     # The personal view of a global model would say the same again.
     if accuracy["personal"] is not None and (accuracy["global"] is None or run.config["method"]["kind"] != "global"):
-        rows = [[client, percent(value)] for client, value in accuracy["personal"].items() if client != "quantiles"]
+        guessed = chance["personal"] or {}
+        rows = [
+            [client, percent(value), percent(guessed.get(client))]
+            for client, value in accuracy["personal"].items()
+            if client != "quantiles"
+        ]
         title = f"{method}: accuracy of each client's model (%), {run.config['personal_test']}"
-        show_table(Table(title, ["client", "accuracy"], rows))
+        show_table(Table(title, ["client", "accuracy", "chance"], rows))
+    if chance["global"] or chance["personal"]:
+        console().print(
+            f"chance: always saying a test set's most frequent class; guessing evenly: {percent(chance['uniform'])} %"
+        )
+    if best := summary.get("best"):
+        judged = f"validation accuracy {percent(best['score'])} %" if best["by"] == "validation" else "training loss"
+        console().print(f"best round: {best['round']}, by {judged}; it is kept for --model-of best")
+    if summary["status"] == "flat":
+        console().print(f"stopped after {summary['rounds']} of {run.planned_rounds} rounds: it became no better")
     total = {way: size(summary["bytes"][way]["total"]) for way in ("up", "down")}
     console().print(
         f"{summary['rounds']} rounds in {summary['seconds']['total']:.1f} s, sent {total['up']} up and "
@@ -171,10 +193,22 @@ def _exchanged(record: dict[str, Any]) -> int:
     return int(record["bytes"]["up"]["total"] + record["bytes"]["down"]["total"])
 
 
+def _chance_reached(run: Run, record: dict[str, Any]) -> str:
+    """A remark where the average accuracy of a round is no better than chance."""
+    for view in ("global", "personal"):
+        parts = (record["accuracy"] or {}).get(view)
+        if parts is not None:
+            chance = (run.config.get("chance") or {}).get(view)
+            return " (chance)" if chance and at_chance(parts["average"], chance["average"]) else ""
+    return ""
+
+
 def progress_of(record: dict[str, Any]) -> str:
-    """Loss and average accuracy of a round, where it was evaluated."""
-    loss = record["train_loss"]
+    """Loss and average accuracy of a round, where it was evaluated; all terms of the loss where there are others."""
+    loss, total = shown_loss(record), record["train_loss"]
     text = f"loss {'-' if loss is None else format(loss, '.3f')}"
+    if loss is not None and total is not None and abs(total - loss) >= _SHOWN_DIFFERENCE:
+        text += f" ({total:.3f} with all terms)"
     views = record["accuracy"]
     view = None if views is None else views["global"] or views["personal"]
     return text if view is None else f"{text}  accuracy {percent(view['average'])} %"

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from protofed.cli.options import ModelOfOption
 from protofed.cli.output import show_table
 from protofed.text import Table
 
@@ -17,6 +18,7 @@ def predict_command(
     client: Annotated[
         str | None, typer.Option("--client", help="use this client's model (default: the server's)")
     ] = None,
+    model_of: ModelOfOption = "last",
     as_json: Annotated[bool, typer.Option("--json", help="print images per class as JSON, and nothing else")] = False,
 ) -> None:
     """Predict the class of every image in a folder, with the probability of each class; labels are not needed.
@@ -25,7 +27,7 @@ def predict_command(
     """
     from protofed.inference import Classifier, predict
 
-    counts = predict(Classifier(run, client), images, out)
+    counts = predict(Classifier(run, client, model_of), images, out)
     if as_json:
         print(json.dumps(counts))
         return

@@ -74,7 +74,8 @@ class ManyRuns:
     def run_end(self, run: Run) -> None:
         """A result."""
         self._complete += 1
-        self._leave(run, f"complete ({self._complete} of {self._total})")
+        warned = "".join(f"; {warning['text']}" for warning in run.summary.get("warnings", []))
+        self._leave(run, f"complete ({self._complete} of {self._total}){warned}")
 
     def run_failed(self, run: Run, reason: str) -> None:
         """No result."""

@@ -9,7 +9,8 @@ import typer
 from protofed.cli import completion
 from protofed.cli.options import QuietOption, TensorBoardOption, options_of, takes_run_options
 from protofed.cli.output import ProgressBar, console, followers, show_summary
-from protofed.runs import run
+from protofed.runs import Run, run
+from protofed.runs.extend import resume_command
 
 
 @takes_run_options(without=("method",))
@@ -24,9 +25,12 @@ def run_command(
     resume: Annotated[bool, typer.Option("--resume", help="continue the run in --out")] = False,
     from_: Annotated[Path | None, typer.Option("--from", help="take the options of an earlier run's run.json")] = None,
     tensorboard: TensorBoardOption = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="exit code 3 where the run ends with a warning about its outcome")
+    ] = False,
     quiet: QuietOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="print the summary as JSON, and nothing else")] = False,
-) -> None:
+) -> int:
     """Train a federation and write a run folder.
 
     Example: protofed run i2pfl --data digits --rounds 10 --out my-run
@@ -38,16 +42,40 @@ def run_command(
         settings = [f"{key}={value}" for key, value in stored["set"].items()]
         run_options = {**stored, **run_options, "set": [*settings, *run_options.get("set", [])]}
     progress = ProgressBar()
-    callbacks = followers(progress, quiet or as_json, tensorboard)
+    begun = _BegunRun()
+    callbacks = [begun, *followers(progress, quiet or as_json, tensorboard)]
     try:
         result = run(out=out, resume=resume, callbacks=callbacks, **run_options)
-    except BaseException:
+    except BaseException as interruption:
         progress.stop()
+        interruption.add_note(begun.how_to_go_on())
         raise
     if as_json:
         print(json.dumps(result.summary))
-    elif quiet:
-        return
-    else:
+    elif not quiet:
         console().print()
         show_summary(result)
+    return _exit_code(result.summary, strict)
+
+
+class _BegunRun:
+    """Callback: what is kept when the run is interrupted, and how it goes on."""
+
+    def __init__(self) -> None:
+        self._run: Run | None = None
+
+    def run_start(self, run: Run, rounds_done: int) -> None:
+        """From now on there is something to go on with."""
+        self._run = run
+
+    def how_to_go_on(self) -> str:
+        """For whoever interrupted it."""
+        if self._run is None:
+            return "stopped before the first round; nothing is kept"
+        done, planned = len(self._run.rounds), self._run.planned_rounds
+        return f"stopped; {done} of {planned} rounds are kept. To go on: {resume_command(self._run.path)}"
+
+
+def _exit_code(summary: dict[str, Any], strict: bool) -> int:
+    """3 where the rounds that were asked for could not be done, and where --strict minds a warning about the outcome."""
+    return 3 if summary["status"] == "diverged" or (strict and summary["warnings"]) else 0

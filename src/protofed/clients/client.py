@@ -1,5 +1,6 @@
 """What happens at a client: it trains, and it scores models. Every engine runs this, none repeats it."""
 
+import math
 import traceback
 from collections.abc import Callable
 from copy import deepcopy
@@ -19,6 +20,7 @@ from protofed.clients.prepared import Prepared
 from protofed.clients.samples import ClientSamples, to_device
 from protofed.clients.store import ClientState, ClientStore, Sources
 from protofed.clients.training import TrainingResult, train
+from protofed.errors import NotFinite
 from protofed.guards import PrivateGradients, guard_rows, privatise
 from protofed.method import At
 from protofed.models import everything, laid_out, nothing
@@ -96,13 +98,22 @@ class ClientSide:
             reach=result.reach,
             guarded=lambda seen: guard_rows(guard, seen, ready.at),
         )
-        upload, memory = self._context.method.upload(net, ready.samples, at)
+        upload, memory = self._upload(net, ready, result, at)
         quantiser = None if guard.quantise is None else Quantiser(guard.quantise, at.rng("guard quantise"))
         private = privatise(guard, upload, at)
         sent = encode(private, client, quantiser)
         self._store.propose(client, ready.job.round, ClientState(net.pick(), memory, result.optimizer))
         # A loss depends on the samples, too, and carries no noise.
         return private, jobs.Trained(sent.blob, sent.size, {} if guard.promises else result.loss, result.samples)
+
+    def _upload(self, net: Net, ready: ReadyClient, result: TrainingResult, at: At) -> tuple[Record, Record]:
+        """The upload and the next memory; whatever goes wrong in it after a loss that is not finite is due to that."""
+        try:
+            return self._context.method.upload(net, ready.samples, at)
+        except Exception as error:
+            if all(math.isfinite(value) for value in result.loss.values()):
+                raise
+            raise NotFinite(f"{ready.job.client}: its training ended in a loss that is not finite") from error
 
     def _train_group(self, job: jobs.TrainGroup, message: Message) -> jobs.TrainedGroup:
         tally = Tally()
@@ -243,7 +254,9 @@ def attempted(work: Callable[[], A]) -> A | jobs.Failed:
     try:
         return work()
     except Exception as error:
-        return jobs.Failed(f"{type(error).__name__}: {error}", traceback.format_exc())
+        return jobs.Failed(
+            f"{type(error).__name__}: {error}", traceback.format_exc(), not_finite=isinstance(error, NotFinite)
+        )
 
 
 def _remembers(state: ClientState) -> bool:

@@ -123,6 +123,8 @@ class Failed:
 
     reason: str
     trace: str = ""
+    not_finite: bool = False
+    """Whether it failed because training ended in NaN or infinity."""
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,13 @@ from protofed.deploy.keys import ServerKeys
 from protofed.deploy.link import SuperLink
 from protofed.deploy.protocol import SITES, RunTerms, SiteRequest
 from protofed.errors import BadMessage, UserError
-from protofed.federation import Federation, RunFolder, TooFewClients
+from protofed.federation import Diverged, Federation, RunFolder, TooFewClients
 from protofed.records import encode
 from protofed.runs.assembly import Assembly, assemble, resolved
+from protofed.runs.extend import refuse_changes
 from protofed.runs.opened import Run
 from protofed.runs.options import Options, make_options
-from protofed.runs.run import carry_out, refuse_changes
+from protofed.runs.run import carry_out
 from protofed.system import one_thread
 
 if TYPE_CHECKING:
@@ -220,10 +221,13 @@ class _Server:
     def _rounds(self, federation: Federation) -> Iterator[dict[str, Any]]:
         """The rounds, each after a check of the members; one that too few took part in is begun again."""
         tries = 0
-        while federation.rounds_done < federation.context.plan.rounds:
+        while federation.goes_on:
             self._update_members(federation)
             try:
                 record = next(federation.rounds())
+            except Diverged:
+                self._finish_run(federation)
+                raise
             except TooFewClients as problem:
                 tries += 1
                 reason = str(problem).splitlines()[0]
@@ -268,7 +272,7 @@ class _Server:
 
     def _finish_run(self, federation: Federation) -> None:
         """Send every site what it would use now, for it to keep its final model; those away have time to come back."""
-        round = federation.context.plan.rounds
+        round = federation.rounds_done
         requests = {}
         for client in federation.context.partition.clients:
             body = encode(federation.broadcast(round, client), "server").blob

@@ -39,14 +39,14 @@ from protofed.data import Dataset, Domain, Images, load
 from protofed.deploy.census import Hello
 from protofed.deploy.policy import Policy, Refused
 from protofed.deploy.protocol import SITES, RunTerms, SiteRequest, fingerprint
-from protofed.errors import BadMessage, UserError
+from protofed.errors import BadMessage, NotFinite, UserError
 from protofed.records import Bytes, Message
 from protofed.runs.assembly import assemble
 from protofed.system import one_thread, write_atomically
 
 log = logging.getLogger("protofed")
 
-_OUR_ERRORS = (BadMessage.__name__, UserError.__name__)
+_OUR_ERRORS = (BadMessage.__name__, NotFinite.__name__, UserError.__name__)
 """Errors whose texts name fields and options, never data."""
 
 
@@ -94,7 +94,8 @@ def _without_data(reason: str, trace: str) -> Failed:
     kind, _, _ = reason.partition(":")
     where = [line.strip() for line in trace.splitlines() if line.startswith('  File "')]
     log.error("%s in %s", kind, "; ".join(where))
-    return Failed(reason if kind in _OUR_ERRORS else f"{kind}; its own log says where")
+    text = reason if kind in _OUR_ERRORS else f"{kind}; its own log says where"
+    return Failed(text, not_finite=kind == NotFinite.__name__)
 
 
 class Site:

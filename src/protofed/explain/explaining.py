@@ -40,7 +40,7 @@ from protofed.explain.pictures import Column, colour, figure, matrix
 from protofed.explain.plots import draw_curves
 from protofed.explain.wording import ABOUT, findings, notes, tables
 from protofed.federation import Federation, RoundPolicy
-from protofed.runs.opened import GLOBAL, OpenRun
+from protofed.runs.opened import GLOBAL, LAST, OpenRun
 from protofed.seeding import numpy_generator
 from protofed.system import one_thread, write_atomically
 
@@ -63,23 +63,26 @@ def explain(
     project: bool = False,
     projected: bool = False,
     faithful: bool = False,
+    model_of: str = LAST,
 ) -> dict[str, Any]:
     """Explain what the models of a run say about images; pictures, a page and `explanations.json` go to `out`.
 
     The images are files (`images`: a folder or one file) or test images of a `domain`, of all classes or of the class
     `label`. `clients` are asked with their models as their training left them; all of them unless named, and `global`
-    means the server's model. `project` first lets clients find the training patches their part prototypes come
-    nearest to, which are then shown beside them; `projected` asks the models with the prototypes moved there, which may
-    cost accuracy. Only `domain` and `project` need the run's data; `out` is `explanations` in the run folder unless
-    given.
+    means the server's model. `model_of="best"` asks the models of the best round instead of the last. `project` first
+    lets clients find the training patches their part prototypes come nearest to, which are then shown beside them;
+    `projected` asks the models with the prototypes moved there, which may cost accuracy. Only `domain` and `project`
+    need the run's data; `out` is `explanations` in the run folder unless given.
     """
     if (images is None) == (domain is None):
         raise UserError("give the images to explain: --images FOLDER, or --domain NAME for test images of the run")
     if label is not None and domain is None:
         raise UserError("--label chooses among the test images of a --domain")
     with one_thread():
+        if model_of != LAST and (project or projected):
+            raise UserError("clients project the models of the last round; leave --model-of or the projection out")
         accuracies = _project_now(run) if project else None
-        opened = OpenRun(run, with_data=domain is not None)
+        opened = OpenRun(run, model_of=model_of, with_data=domain is not None)
         selected = (
             from_domain(opened, domain, count, label)
             if domain is not None

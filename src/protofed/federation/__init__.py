@@ -1,7 +1,7 @@
 """The one round loop, what an engine is, evaluation, run folders."""
 
 from protofed.federation.engine import Engine
-from protofed.federation.federation import Federation, RoundPolicy, TooFewClients
+from protofed.federation.federation import Diverged, Federation, RoundPolicy, TooFewClients
 from protofed.federation.folder import RunFolder, Store
 
-__all__ = ["Engine", "Federation", "RoundPolicy", "RunFolder", "Store", "TooFewClients"]
+__all__ = ["Diverged", "Engine", "Federation", "RoundPolicy", "RunFolder", "Store", "TooFewClients"]

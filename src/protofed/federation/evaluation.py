@@ -106,12 +106,18 @@ class Evaluator:
         elif global_model is not None and tested:
             domains = self._domain_scores(round, global_model)
         accuracy: dict[str, Any] = {
-            "global": None if domains is None else self._global_view(domains),
+            "global": None if domains is None else global_view(domains, self._held_out),
             "personal": self._personal_view(round, None if members else domains, broadcast_to),
         }
         if local:
-            accuracy["local"] = _client_view(self._client_scores("local", round, broadcast_to))
+            accuracy["local"] = client_view(self._client_scores("local", round, broadcast_to))
         return accuracy
+
+    @property
+    def validates(self) -> bool:
+        """Whether some client keeps images from training to validate on."""
+        context = self._context
+        return bool(context.validation) and any(context.test_size(name, True) for name in context.partition.clients)
 
     def validate(self, round: int, broadcast_to: Callable[[str], Message]) -> float | None:
         """Accuracy of what clients would use now on what they keep from training; None where they keep nothing."""
@@ -130,7 +136,7 @@ class Evaluator:
         ]
         done = self._perform([(job, broadcast_to(job.client)) for job in jobs], Projected)
         return {
-            when: _client_view({job.client: getattr(done[job], when) for job in jobs if job in done})
+            when: client_view({job.client: getattr(done[job], when) for job in jobs if job in done})
             for when in ("before", "after")
         }
 
@@ -143,8 +149,8 @@ class Evaluator:
         method = self._context.method
         if domains is not None and method.kind == "global" and method.predicts_alike and not self._own_holdout:
             # Every client would use the server's model on its own domain, which has just been scored.
-            return _client_view({client: domains[domain] for client, domain in partition.domain.items()})
-        return _client_view(self._client_scores("personal", round, broadcast_to))
+            return client_view({client: domains[domain] for client, domain in partition.domain.items()})
+        return client_view(self._client_scores("personal", round, broadcast_to))
 
     def _ensemble_scores(self, round: int, members: Sequence["Member"]) -> dict[str, Score]:
         """Per domain, the mean of the members' class probabilities."""
@@ -250,22 +256,22 @@ class Evaluator:
             results[job] = result
         return results
 
-    def _global_view(self, scores: Mapping[str, Score]) -> dict[str, Any]:
-        """Per domain, their plain mean, and over all samples together; held-out domains count apart."""
-        trained_on = {domain: score for domain, score in scores.items() if domain not in self._held_out}
-        view: dict[str, Any] = {domain: _fraction(score) for domain, score in scores.items()}
-        view["average"] = _mean(_fraction(score) for score in trained_on.values())
-        view["pooled"] = _fraction(
-            Score(
-                sum(score.correct for score in trained_on.values()), sum(score.total for score in trained_on.values())
-            )
-        )
-        if self._held_out:
-            view["held_out"] = {domain: view[domain] for domain in self._held_out}
-        return view
+
+def global_view(scores: Mapping[str, Score], held_out: Sequence[str]) -> dict[str, Any]:
+    """Per domain, their plain mean, and over all samples together; held-out domains count apart."""
+    trained_on = {domain: score for domain, score in scores.items() if domain not in held_out}
+    view: dict[str, Any] = {domain: _fraction(score) for domain, score in scores.items()}
+    view["average"] = _mean(_fraction(score) for score in trained_on.values())
+    view["pooled"] = _fraction(
+        Score(sum(score.correct for score in trained_on.values()), sum(score.total for score in trained_on.values()))
+    )
+    if held_out:
+        view["held_out"] = {domain: view[domain] for domain in held_out}
+    return view
 
 
-def _client_view(scores: Mapping[str, Score]) -> dict[str, Any]:
+def client_view(scores: Mapping[str, Score]) -> dict[str, Any]:
+    """Per client and their plain mean; of many clients the mean and quantiles."""
     values = {client: _fraction(score) for client, score in scores.items()}
     average = _mean(values.values())
     if len(values) <= _LISTED_CLIENTS:

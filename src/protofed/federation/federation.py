@@ -24,7 +24,8 @@ from protofed.clients import (
     TrainedGroup,
     TrainGroup,
 )
-from protofed.errors import BadMessage
+from protofed.errors import BadMessage, NotFinite
+from protofed.federation.best import BestRound, BestTracker
 from protofed.federation.class_mean_head import HeadStart, start_from_class_means
 from protofed.federation.engine import Engine, in_order
 from protofed.federation.evaluation import Evaluator, Member
@@ -58,6 +59,8 @@ class RoundPolicy:
     """Before the first round the head is made of the clients' class means."""
     snapshots: frozenset[int] = frozenset()
     """After how many rounds a snapshot of all states is kept; 0: before the first."""
+    stop_when_flat: int | None = None
+    """Stop once so many rounds have not been better than the best before them."""
 
     def participants_of(self, clients: int) -> int:
         """How many of the clients train in a round."""
@@ -66,6 +69,17 @@ class RoundPolicy:
 
 class TooFewClients(RuntimeError):
     """A round that cannot be closed, because too few clients have sent something that can be used."""
+
+
+class Diverged(Exception):
+    """A round that nobody's training survived: what came of it is not finite. The rounds before it are committed."""
+
+    def __init__(self, round: int, what: str) -> None:
+        super().__init__(f"in round {round} {what}")
+        self.round = round
+        """From 1, as in rounds.jsonl."""
+        self.what = what
+        """What is not finite, to be read after the round."""
 
 
 class Federation:
@@ -83,24 +97,41 @@ class Federation:
         self._engine = engine
         self._policy = policy
         self._next = 0
+        self._scored = False
         self._head_start: HeadStart | None = None
         self._enrol(prepared)
         self.notes: list[dict[str, str]] = []
         """What happened to clients since the last round, for the events of the next."""
+        judged_by = "validation" if self.evaluator.validates else "train_loss"
+        self._tracker = BestTracker(judged_by, self._keep_best)
 
     def resume(self) -> None:
         """Continue after the last committed round."""
         recovered = self.folder.recover(self._prepared.templates.server)
         if recovered is not None:
             self._next, self.server = recovered[0] + 1, recovered[1]
-            for line in self.folder.rounds():
+            lines = self.folder.rounds()
+            for line in lines:
                 self.evaluator.trained(line["participants"])
+            self._tracker.resume(lines, BestRound.read(self.folder.path))
+            self._scored = lines[-1]["accuracy"] is not None
             self._snapshot()  # the run may have been killed just before
 
     @property
     def rounds_done(self) -> int:
         """Rounds that are committed."""
         return self._next
+
+    @property
+    def flat(self) -> bool:
+        """Whether the run stops early because it has not become better for a while; only told of scored rounds."""
+        patience = self._policy.stop_when_flat
+        return patience is not None and self._scored and self._tracker.rounds_since() >= patience
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether there is another round to be done."""
+        return self._next < self.context.plan.rounds and not self.flat
 
     def rounds(self) -> Iterator[dict[str, Any]]:
         """Run the rounds that are still to be done; each yields its line of rounds.jsonl once it is committed."""
@@ -109,7 +140,7 @@ class Federation:
                 self._head_start = start_from_class_means(self._prepared, self._engine, self.folder.path)
                 self.server = self._head_start.server
             self._snapshot()
-        while self._next < self.context.plan.rounds:
+        while self.goes_on:
             record = self._round(self._next)
             self._next += 1
             self._snapshot()
@@ -118,6 +149,10 @@ class Federation:
     def broadcast(self, round: int, client: str | None) -> Record:
         """What a client is sent in a round; None: a newcomer."""
         return self.context.method.broadcast(self.server, self.context.at(round, client))
+
+    def keep_best(self) -> BestRound | None:
+        """Keep the best round beside the last, where one can be told."""
+        return self._tracker.finish()
 
     @property
     def context(self) -> RunContext:
@@ -148,19 +183,27 @@ class Federation:
 
     def project(self) -> dict[str, Any]:
         """Let clients project their part prototypes, each onto its own images; accuracy before and after."""
-        last = self.context.plan.rounds
-        return self.evaluator.project(last - 1, _BroadcastEncoder(self, last).message_to)
+        return self.evaluator.project(self._next - 1, _BroadcastEncoder(self, self._next).message_to)
 
     def write_results(self, folder: Path) -> None:
         """The model, the prototypes and what a newcomer would receive, where the method has them."""
+        self._write_results(folder, self.server, self._next)
+
+    def _write_results(self, folder: Path, server: Record, done: int) -> None:
         method = self.context.method
-        weights = method.global_weights(self.server)
+        weights = method.global_weights(server)
         if weights is not None:
             write_atomically(folder / "model.safetensors", save(weights.tensors()))
-        table = method.global_prototypes(self.server)
+        table = method.global_prototypes(server)
         if table is not None:
             write_atomically(folder / "prototypes.safetensors", save({"rows": table.rows, "count": table.count}))
-        write_atomically(folder / "broadcast.safetensors", encode(self.broadcast(self._next, None), "server").blob)
+        newcomer = method.broadcast(server, self.context.at(done, None))
+        write_atomically(folder / "broadcast.safetensors", encode(newcomer, "server").blob)
+
+    def _keep_best(self, best: BestRound) -> None:
+        """Copy what the last committed round left, the server's state included."""
+        server = self.folder.server_after(best.round, self._prepared.templates.server)
+        self.folder.keep_best(best, server, lambda folder: self._write_results(folder, server, best.round))
 
     def _snapshot(self) -> None:
         if self._next in self._policy.snapshots:
@@ -173,13 +216,14 @@ class Federation:
             exchange = self._exchange(round, participants)
         with clock.part("aggregate"):
             at = replace(self.context.at(round, None), participants=tuple(exchange.tally.clients))
-            self.server = self.context.method.aggregate(self.server, exchange.tally.total(), at)
+            state = self._take_over(self.context.method.aggregate(self.server, exchange.tally.total(), at), round)
         with clock.part("evaluate"):
             accuracy, validation = self._accuracy(round, exchange.members)
         record = {
             "round": round + 1,
             "participants": participants,
             "train_loss": _finite(sum(exchange.loss.values())) if exchange.loss else None,
+            "cross_entropy": self._cross_entropy(round, exchange.loss),
             "loss_parts": {name: _finite(value) for name, value in exchange.loss.items()},
             "accuracy": accuracy,
             "validation": validation,
@@ -190,8 +234,26 @@ class Federation:
             **self._privacy(round),
         }
         self.notes = []
-        self.folder.commit_round(round, record, self.server, exchange.tally.clients)
+        self._tracker.before_commit(record)
+        self.folder.commit_round(round, record, state, exchange.tally.clients)
+        self._scored = accuracy is not None
         return record
+
+    def _take_over(self, server: Record, round: int) -> Message:
+        """Make this the server's state, and encode it. What clients sent was finite, but their sum need not be."""
+        try:
+            state = encode(server, "server")
+        except NotFinite:
+            self.folder.store.withdraw_all()
+            raise Diverged(round + 1, "the server's new state was not finite") from None
+        self.server = server
+        return state
+
+    def _cross_entropy(self, round: int, loss: dict[str, float]) -> float | None:
+        """The part of the loss that every method has, as if it counted in full; None where it does not count at all."""
+        method = self.context.method
+        share = method.ce_share(self.context.at(round, None))
+        return _finite(loss[method.ce_term] / share) if method.ce_term in loss and share else None
 
     def privacy(self, rounds: int) -> dict[str, Any] | None:
         """What all uploads of the first `rounds` rounds gave away, client by client; None without a guard."""
@@ -237,6 +299,8 @@ class Federation:
         if len(exchange.tally.clients) < self._policy.min_clients:
             for client in exchange.tally.clients:
                 self.folder.store.withdraw(client, round)
+            if not exchange.tally.clients and all(failure.not_finite for failure in exchange.failures):
+                raise Diverged(round + 1, f"{_lost(len(participants))} no longer finite")
             first = exchange.failures[0]
             some = f"{len(exchange.failures)} of {len(participants)} clients"
             failed = some if exchange.tally.clients else "every client"
@@ -316,7 +380,7 @@ class Federation:
             upload = decode(result.blob, self._prepared.templates.upload, job.client, self.context.guard.quantise)
             exchange.tally.add(job.client, upload)
         except BadMessage as error:
-            return Failed(str(error))
+            return Failed(str(error), not_finite=isinstance(error, NotFinite))
         exchange.add_loss(result)
         if self._makes_ensemble(job.round):
             at = self.context.at(job.round, job.client)
@@ -355,7 +419,7 @@ class _Exchange:
     down: Bytes = field(default_factory=Bytes)
     loss: dict[str, float] = field(default_factory=dict)
     samples: int = 0
-    events: list[dict[str, str]] = field(default_factory=list)
+    events: list[dict[str, Any]] = field(default_factory=list)
     failures: list[Failed] = field(default_factory=list)
     members: dict[str, Weights] = field(default_factory=dict)
 
@@ -377,7 +441,8 @@ class _Exchange:
     def left_out(self, client: str, failure: Failed) -> None:
         log.warning("%s is left out of this round: %s", client, failure.reason)
         self.failures.append(failure)
-        self.events.append({"client": client, "event": "left out", "reason": failure.reason})
+        not_finite = {"not_finite": True} if failure.not_finite else {}
+        self.events.append({"client": client, "event": "left out", "reason": failure.reason, **not_finite})
 
 
 class _BroadcastEncoder:
@@ -410,6 +475,10 @@ class _Clock:
 
     def seconds(self) -> dict[str, float]:
         return {**self._parts, "total": time.perf_counter() - self._start}
+
+
+def _lost(clients: int) -> str:
+    return f"the weights of all {clients} clients were" if clients > 1 else "the weights of the only client were"
 
 
 def _finite(value: float) -> float | None:

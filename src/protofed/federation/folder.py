@@ -17,10 +17,12 @@ from typing import Any, Protocol
 
 from protofed.clients import ClientStore, plain_name
 from protofed.errors import BadMessage, UserError
-from protofed.records import Record, decode_file, encode
+from protofed.federation.best import BEST, NOTE, BestRound
+from protofed.records import Message, Record, decode_file, encode
 from protofed.system import FileLock, write_atomically
 
 LOCK = ".lock"
+BEST_MODEL = "model_best.safetensors"
 
 _BEFORE_IT_BEGINS = {LOCK, "clients", "checkpoint"}
 """All that is left of a run killed before it had written run.json."""
@@ -103,12 +105,12 @@ class RunFolder:
         lines = self._rounds.read_bytes().split(b"\n")[:-1]
         return [_json_object(line, f"{self._rounds}, line {number}") for number, line in enumerate(lines, 1) if line]
 
-    def commit_round(self, round: int, line: dict[str, Any], server: Record, clients: list[str]) -> None:
-        """Make a finished round permanent."""
+    def commit_round(self, round: int, line: dict[str, Any], server: Message, clients: list[str]) -> None:
+        """Make a finished round permanent; `server` is the server's new state, encoded."""
         with self._rounds.open("ab") as file:
             file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
             length = file.tell()
-        write_atomically(self._server(round), encode(server, "server").blob)
+        write_atomically(self._server(round), server.blob)
         manifest = {"round": round, "clients": clients, "rounds_jsonl_bytes": length}
         write_atomically(self._manifest, json.dumps(manifest).encode())
         self.store.commit(clients, round)
@@ -173,8 +175,33 @@ class RunFolder:
     def keep_snapshot(self, done: int, server: Record, write_results: Callable[[Path], None]) -> None:
         """Keep results, the server's state and the clients' as they are now; it is there as a whole or not at all."""
         target = self.snapshot(done)
-        if target.exists():
-            return
+        if not target.exists():
+            self._copy_states(target, server, write_results).rename(target)
+
+    @property
+    def best(self) -> Path:
+        """Folder of the best round, built like that of a snapshot."""
+        return self.path / BEST
+
+    def keep_best(self, best: BestRound, server: Record, write_results: Callable[[Path], None]) -> None:
+        """Keep the states as they are now as those of the best round, instead of an earlier one."""
+        draft = self._copy_states(self.best, server, write_results)
+        write_atomically(draft / NOTE, best.note())
+        shutil.rmtree(self.best, ignore_errors=True)
+        draft.rename(self.best)
+
+    def publish_best(self) -> None:
+        """Put the best round's model beside the last one, where there is a global model."""
+        if (self.best / "model.safetensors").exists():
+            write_atomically(self.path / BEST_MODEL, (self.best / "model.safetensors").read_bytes())
+
+    def forget_best(self) -> None:
+        """Remove what was kept of an earlier round."""
+        shutil.rmtree(self.best, ignore_errors=True)
+        (self.path / BEST_MODEL).unlink(missing_ok=True)
+
+    def _copy_states(self, target: Path, server: Record, write_results: Callable[[Path], None]) -> Path:
+        """A folder beside `target` with results, the server's state and the clients' as they are now."""
         draft = target.with_name(f".{target.name}.{os.getpid()}")
         shutil.rmtree(draft, ignore_errors=True)
         (draft / "clients").mkdir(parents=True)
@@ -186,7 +213,7 @@ class RunFolder:
                 os.link(state, draft / "clients" / state.name)
             except OSError:
                 shutil.copyfile(state, draft / "clients" / state.name)
-        draft.rename(target)
+        return draft
 
     def server_after(self, done: int, like: Record) -> Record:
         """The server's state after so many rounds: of a snapshot, or of the last round."""

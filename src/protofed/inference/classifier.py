@@ -15,7 +15,7 @@ from protofed.method import At
 from protofed.models import ImageShape, Split, laid_out, nothing
 from protofed.models.net import Net
 from protofed.records import Weights
-from protofed.runs.opened import OpenRun, Run, batches
+from protofed.runs.opened import LAST, OpenRun, Run, batches
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,13 @@ class Classifier(nn.Module):
     are not needed.
     """
 
-    def __init__(self, run: Run | str | Path, client: str | None = None) -> None:
+    def __init__(self, run: Run | str | Path, client: str | None = None, model_of: str = LAST) -> None:
         super().__init__()
-        opened = OpenRun(run.path if isinstance(run, Run) else run)
+        opened = OpenRun(run.path if isinstance(run, Run) else run, model_of=model_of)
         self.run = opened.run
         self.client = client
+        self.model_of = model_of
+        """Of which round: the `last`, or the `best`."""
         self.config = opened.config
         self.summary = self.run.summary
         self._method, self._context = opened.method, opened.context
@@ -91,7 +93,8 @@ def _server_members(opened: OpenRun) -> list[_Member]:
     down = method.broadcast(server, context.at(opened.done, None))
     # A run is scored at the place of the round that has just ended, with what the next one would send.
     at = replace(context.at(opened.last_round, None), down=down)
-    if not (opened.run.options.get("ensemble") or method.ensembles):
+    ensembles = opened.run.options.get("ensemble") or method.ensembles
+    if not ensembles or opened.done < opened.run.planned_rounds:
         return [_Member(_net(context, context.model, weights), at, 1.0)]
     last = opened.run.rounds[-1]
     left_out = {event["client"] for event in last["events"]}

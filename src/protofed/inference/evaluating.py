@@ -20,7 +20,7 @@ from protofed.data import load
 from protofed.data.images import Images
 from protofed.data.pixels import join
 from protofed.errors import UserError
-from protofed.runs.opened import GLOBAL, OpenRun, batches
+from protofed.runs.opened import GLOBAL, LAST, OpenRun, batches
 from protofed.system import one_thread, write_atomically
 
 
@@ -34,15 +34,17 @@ def evaluate(
     part: str = "test",
     clients: Sequence[str] | None = None,
     out: str | Path | None = None,
+    model_of: str = LAST,
 ) -> dict[str, Any]:
     """Score the models of a run on a data set with the same classes; `labels` regroups its classes as in a run.
 
-    `clients` are scored with their models as their training left them (all unless named), `global` is the server's.
+    `clients` are scored with their models as their training left them (all unless named), `global` is the server's;
+    `model_of="best"` takes those of the best round instead of the last.
     """
     if part not in ("test", "train", "all"):
         raise UserError(f"part={part} is not valid; it is test, train or all")
     with one_thread():
-        opened = OpenRun(run)
+        opened = OpenRun(run, model_of=model_of)
         channels, height, width = opened.context.dataset.image_shape
         dataset = load(
             data, data_root=data_root, domains=domains, labels=labels, image_size=(height, width), channels=channels
@@ -52,6 +54,7 @@ def evaluate(
         names = list(clients) if clients else [*opened.clients, *([GLOBAL] if opened.has_global else [])]
         content = {
             "run": str(opened.run.path),
+            "round": opened.done,
             "data": dataset.name,
             "part": part,
             "images": sum(len(images) for images in sets.values()),

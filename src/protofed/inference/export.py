@@ -16,6 +16,7 @@ from protofed.inference.classifier import Classifier
 from protofed.inference.predict import image_files, pixels_for
 from protofed.models import Split, load_weights, tensors, torchs_own_kernels
 from protofed.models.freezing import complete_tensors, thawed
+from protofed.runs.opened import LAST
 from protofed.seeding import generator
 from protofed.system import one_thread, write_atomically
 
@@ -65,6 +66,8 @@ def card_of(path: Path) -> Path:
 
 def _default(classifier: Classifier, format: str) -> Path:
     name = "model" if classifier.client is None else classifier.client
+    if classifier.model_of != LAST:
+        name += f"_{classifier.model_of}"
     return classifier.run.path / "export" / f"{name}.{format}"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from protofed.engines.loop import LoopEngine
 from protofed.errors import UserError, unknown_name
 from protofed.federation import Federation, RoundPolicy, RunFolder
-from protofed.records import Record
+from protofed.records import Record, encode
 from protofed.runs.opened import OpenRun
 from protofed.system import one_thread
 
@@ -126,7 +126,7 @@ def _write(host: OpenRun, target: RunFolder, client: str, server: Record, left: 
     event = {"client": client, "event": "forgotten", "reason": "taken out of the result"}
     line = {**last, "participants": list(left), "accuracy": accuracy, "events": [*last["events"], event]}
     assert not earlier, "what is a sum was exchanged once"
-    target.commit_round(host.last_round, line, server, list(left))
+    target.commit_round(host.last_round, line, encode(server, "server"), list(left))
     target.write_json("summary.json", {**host.run.summary, "accuracy": accuracy, "accuracy_final": accuracy})
     before, after = (sha256((place / _MODEL).read_bytes()).hexdigest() for place in (source, target.path))
     result = ForgetResult(client, host.context.sizes[client], before, after, left, accuracy)

@@ -61,6 +61,11 @@ class ConfFedProto(ExchangesPrototypes):
         """A mean that is divided by confidences is no plain mean."""
         return self.conf_normaliser == "count"
 
+    @property
+    def depends_on_rounds(self) -> str:
+        """lam, where it is ramped."""
+        return "lam rises over all rounds (lambda_ramp=linear)" if self.lambda_ramp == "linear" else ""
+
     def observe(self, net: Net, x: Tensor, y: Tensor) -> Notes:
         """Features h, logits z and the confidence c in the true label."""
         h = net.features(x)

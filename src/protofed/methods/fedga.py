@@ -87,6 +87,11 @@ class FedGA(KeepsServerState[_FedGAUpload]):
             shares = dict.fromkeys(shares, 1.0)
         return _FedGAServer(SharedModel(weighted_mean(total.weights, shares)), a, before, participates)
 
+    @property
+    def depends_on_rounds(self) -> str:
+        """s_t."""
+        return "the step of the weights falls over all rounds"
+
     def adjusted(self, a: Tensor, gap: Tensor, known: Tensor, at: At) -> Tensor:
         """a_i <- clip(a_i + s G_i / max |G|, 0, 1), renormalised, for the gaps of the round before this one."""
         t, N = at.round - 1, len(a)

@@ -57,6 +57,7 @@ class FedMP(Method[FedMPUpload]):
     """A global model against feature skew: the part of the network after `stage` also learns from other clients'
     embeddings (SFMC), the part before it turns features towards global class prototypes (cPGMA)."""
 
+    ce_term = "local"
     paper = "Zhou et al., FedMP: Tackling Medical Feature Heterogeneity in FL from a Manifold Perspective, 2025"
     sends_up = "weights, sample count, embeddings of single samples with their labels"
     sends_down = "weights, class prototypes, a sample of other clients' embeddings with their labels"
@@ -265,6 +266,11 @@ class FewShotFedMP(FedMP):
     def member_weight(self, at: At) -> float:
         """Equal, or by samples."""
         return float(at.size) if self.ensemble_weights == "size" else 1.0
+
+    @property
+    def depends_on_rounds(self) -> str:
+        """Its stages."""
+        return "its last stage sends no embeddings"
 
     def quota(self, at: At) -> int:
         """Embeddings sent with the final models would not be used."""

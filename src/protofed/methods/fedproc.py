@@ -69,6 +69,11 @@ class FedProc(Method[ModelAndPrototypeUpload]):
         """a_t = min(1, t / T), and 1 in round 0, which has no class means."""
         return min(1.0, at.round / (self.ramp_rounds or at.rounds)) if at.round else 1.0
 
+    @property
+    def depends_on_rounds(self) -> str:
+        """a_t, unless ramp_rounds says over how many rounds it rises."""
+        return "" if self.ramp_rounds else "the share of the cross-entropy rises over all rounds (ramp_rounds)"
+
     def observe(self, net: Net, x: Tensor, y: Tensor) -> Notes:
         """The feature of unit length, of which class means are made."""
         return {"h": unit(net.features(x)), "y": y}

@@ -187,6 +187,15 @@ class FRAug(Method[ModelUpload]):
         r = exp(self.gamma * (at.round - at.rounds))
         return r, min(0.5, r)
 
+    @property
+    def depends_on_rounds(self) -> str:
+        """r_t."""
+        return "the weight of generated features rises towards the last round"
+
+    def ce_share(self, at: At) -> float:
+        """1 - w_t."""
+        return 1 - self.schedule(at)[1]
+
     def draw(self, y: Tensor, at: At, rng: torch.Generator) -> Tensor:
         """Noise z, uniform in [0, 1], for each time that a step generates features."""
         return torch.rand(5, len(y), self.noise(at.dim), generator=rng)

@@ -122,6 +122,11 @@ class ProtoRidge(OnePass[Any]):
         """Statistics; what sites choose; heads of their own."""
         return replace(plan, epochs=(0,) * (1 + (self.tune != "none") + (self.rho > 0)))
 
+    @property
+    def depends_on_rounds(self) -> str:
+        """Who needs the sums."""
+        return "the last exchange is not followed by sums for the next"
+
     def build(self, base: Split, at: At) -> Split:
         """h = R phi(x) / |R phi(x)|, R a random matrix of the run's seed or the identity."""
         return with_unit_features(base, self.project or None, at.rng("projection"))

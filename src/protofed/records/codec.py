@@ -24,7 +24,7 @@ from safetensors.numpy import save
 from safetensors.torch import load
 from torch import Tensor
 
-from protofed.errors import BadMessage
+from protofed.errors import BadMessage, NotFinite
 from protofed.records.quantise import GRID, Quantiser, unpack
 from protofed.records.types import Record
 
@@ -263,4 +263,4 @@ def _shape(tensor: Tensor, free_rows: bool = False) -> str:
 def _refuse_not_finite(tensor: Tensor, name: str, sender: str) -> None:
     # A finite sum proves all values finite at half the cost; only a sum that is not calls for the exact look.
     if tensor.is_floating_point() and not math.isfinite(tensor.sum()) and not bool(tensor.isfinite().all()):
-        raise BadMessage(f"{sender}: field {name!r} holds values that are not finite")
+        raise NotFinite(f"{sender}: field {name!r} holds values that are not finite")

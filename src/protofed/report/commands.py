@@ -2,10 +2,10 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from protofed.report.content import ReportContent
+from protofed.runs.extend import resume_command
 from protofed.runs.options import Options
 
 _OUT = "again"
@@ -80,5 +80,5 @@ def _flag(name: str, value: Any) -> list[str]:
 def resume(content: ReportContent) -> str | None:
     """How an interrupted run goes on."""
     if content.kind == "run" and not content.complete:
-        return shlex.join(["protofed", "run", "--resume", "--out", str(Path(content.folder))])
+        return resume_command(content.folder)
     return None

@@ -168,7 +168,7 @@ def assemble(options: Options, clients_folder: Path, dataset: Dataset | None = N
     data_settings, own_settings = _data_settings({**dealt, **options.settings_for("data")}, options.data)
     merges_tests = data_settings.pop("merge_test", False)
     augment = Augment.parse(data_settings.pop("augment", "none"))
-    validation = data_settings.pop("validation", method.validation_share)
+    data_settings.pop("validation", None)  # see _validation
     channels, normalise = data_settings.pop("channels", None), data_settings.pop("normalise", None)
     dataset = dataset or load(
         options.data,
@@ -199,7 +199,7 @@ def assemble(options: Options, clients_folder: Path, dataset: Dataset | None = N
         partition = partition.pooled()
     if network.views > 1:
         augment = augment or VIEWS
-    return _assembled(options, network, method, dataset, partition, clients_folder, augment, validation, device)
+    return _assembled(options, network, method, dataset, partition, clients_folder, augment, device)
 
 
 def resolved(options: Options, shape: ImageShape) -> Options:
@@ -243,10 +243,9 @@ def reassemble(config: Mapping[str, Any], folder: Path) -> Assembly:
     partition = Partition.load(folder / "partition.npz")
     dataset = _black_images(config, partition)
     method = _method(options)
-    validation = float(options.settings_for("data").get("validation", method.validation_share))
     here = torch.device("cpu")
     network = network_of(config)
-    return _assembled(options, network, method, dataset, partition, folder / "clients", Augment(), validation, here)
+    return _assembled(options, network, method, dataset, partition, folder / "clients", Augment(), here)
 
 
 def _black_images(config: Mapping[str, Any], partition: Partition) -> Dataset:
@@ -283,7 +282,6 @@ def _assembled(
     partition: Partition,
     clients_folder: Path,
     augment: Augment,
-    validation: float,
     device: torch.device,
 ) -> Assembly:
     """Build and rehearse on partitioned data."""
@@ -297,7 +295,7 @@ def _assembled(
         clients_folder=clients_folder,
         augment=augment,
         balanced=options.balanced,
-        validation=validation,
+        validation=_validation(options, method),
         seed=options.seed,
         dtype=getattr(torch, options.dtype),
         device=device,
@@ -330,8 +328,19 @@ def _assembled(
         *_own_plan(options, context),
         *_cautions(options, context),
         *_beyond_robust(options, templates),
+        *_beyond_guard(context),
     )
     return Assembly(options, network, prepared, engine, warnings, report, frozen.summary())
+
+
+def _validation(options: Options, method: Method) -> float:
+    """Part of every client's training images that is kept from training, as the user says, else the method."""
+    setting = options.settings_for("data").get("validation")
+    if setting is not None and options.validation is not None:
+        raise UserError("--validation and --set data.validation say the same; give one of them")
+    if setting is not None:
+        return float(setting)
+    return method.validation_share if options.validation is None else options.validation
 
 
 def _built(options: Options, method: Method, base: Split, at: At) -> Split:
@@ -446,6 +455,13 @@ def _beyond_robust(options: Options, templates: Templates) -> list[str]:
         f"robust={options.robust} replaces means; {', '.join(single)} of {options.method} is used client by client, "
         "so a hostile client's is used as it is"
     ]
+
+
+def _beyond_guard(context: RunContext) -> list[str]:
+    """A warning where figures of validation images leave a client that promises something for its training images."""
+    if not (context.validation and context.guard.promises):
+        return []
+    return ["validation scores carry no noise: what --guard promises does not hold for images kept to validate on"]
 
 
 def _device(name: str) -> torch.device:

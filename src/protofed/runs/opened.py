@@ -24,12 +24,17 @@ from protofed.clients import ClientState, ClientStore, Prepared, RunContext, Sou
 from protofed.data.pixels import Pixels, pieces
 from protofed.errors import BadMessage, UserError, unknown_name
 from protofed.federation import RunFolder
+from protofed.federation.best import BEST, BestRound
 from protofed.federation.folder import LockHolder
 from protofed.method import At, Method
 from protofed.models import Split, load_weights
 from protofed.models.net import Net
 from protofed.records import ClassTable, Features, Record, decode, decode_file
 from protofed.runs.assembly import assemble, reassemble, reopened_options
+
+LAST = "last"
+MODELS_OF = (LAST, BEST)
+"""The rounds whose models a finished run has: the last, and the best where it was kept."""
 
 GLOBAL = "global"
 """Instead of a client's name: the server's model."""
@@ -142,19 +147,26 @@ class CachedRun(Run):
 
 
 class OpenRun:
-    """One finished run, or one of its snapshots (`done`: after how many rounds)."""
+    """One finished run after its last or its best round, or one of its snapshots (`done`: after how many rounds)."""
 
-    def __init__(self, path: str | Path, *, done: int | None = None, with_data: bool = False) -> None:
+    def __init__(
+        self, path: str | Path, *, done: int | None = None, model_of: str = LAST, with_data: bool = False
+    ) -> None:
         self.run = Run(path)
         self.config = self.run.config
-        if done is None:
-            self.run.refuse_unfinished()
-        else:
-            self._refuse_without_snapshot(done)
-        self.done: int = len(self.run.rounds) if done is None else done
+        self.done: int = len(self.run.rounds)
         """After how many rounds."""
-        self._is_snapshot = done is not None
-        self._place = self.run.path if done is None else self.run.folder.snapshot(done)
+        self._place = self.run.path
+        if done is not None:
+            self._refuse_without_snapshot(done)
+            self.done, self._place = done, self.run.folder.snapshot(done)
+        elif model_of not in MODELS_OF:
+            raise unknown_name("round to take models of", model_of, MODELS_OF)
+        else:
+            self.run.refuse_unfinished()
+        if model_of == BEST:
+            self.done, self._place = self._best_round(), self.run.folder.best
+        self._is_copy = self._place != self.run.path
         self.with_data = with_data
         """Whether its context has the images of the run."""
 
@@ -237,8 +249,8 @@ class OpenRun:
 
     def server_state(self) -> Record:
         """The server's state after the last round."""
-        if self._is_snapshot:
-            return self.run.folder.server_after(self.done, self.templates.server)
+        if self._is_copy:
+            return decode_file(self._place / "server.safetensors", self.templates.server, "checkpoint")
         return self.run.folder.last_server(self.templates.server)[1]
 
     def prototypes(self) -> ClassTable | None:
@@ -298,6 +310,14 @@ class OpenRun:
         if architecture not in self._nets:
             self._nets[architecture] = Net(deepcopy(self.context.models[architecture]))
         return self._nets[architecture]
+
+    def _best_round(self) -> int:
+        best = BestRound.read(self.run.path)
+        if best is None:
+            raise UserError(
+                f"{self.run.path} has kept no best round; run with --validation 0.1 to have clients judge the rounds"
+            )
+        return best.round
 
     def _refuse_without_snapshot(self, done: int) -> None:
         kept = self.run.folder.snapshots()

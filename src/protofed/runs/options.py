@@ -68,6 +68,15 @@ class Options(BaseModel):
     momentum: float = Field(0.9, ge=0, lt=1, description="momentum of sgd")
     weight_decay: float = Field(1e-5, ge=0, description="weight decay")
     schedule: Literal["none", "cosine"] = Field("none", description="learning rate over the rounds")
+    stop_when_flat: WholeNumber | None = Field(
+        None, description="stop when validation accuracy, else training loss, has not become better for N rounds"
+    )
+    validation: float | None = Field(
+        None,
+        ge=0,
+        lt=1,
+        description="part of each client's training images it keeps to judge rounds by; the best round is kept",
+    )
     preset: str | None = Field(None, description="a named set of the method's hyper-parameters")
     set: dict[str, str] = Field(
         default_factory=dict, description="KEY=VALUE, a hyper-parameter of the method, or model.KEY, or data.KEY"

@@ -2,25 +2,26 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
 from protofed.engines import make_engine
 from protofed.errors import UserError
-from protofed.federation import Engine, Federation, RoundPolicy, RunFolder
+from protofed.federation import Diverged, Engine, Federation, RoundPolicy, RunFolder
+from protofed.federation.chance import chance_levels
 from protofed.runs.assembly import Assembly, ClientSideRecipe, assemble
 from protofed.runs.estimate import estimate_seconds, refuse_if_too_large
+from protofed.runs.extend import EXTENDS, MAY_CHANGE, extend, extends, refuse_changes, refuse_extension
+from protofed.runs.health import COLLAPSES, diagnose, divergence, line_of, with_kept_round
 from protofed.runs.network import keep_backbone
 from protofed.runs.opened import Run
 from protofed.runs.options import Options, make_options
-from protofed.runs.summary import summarise_run
+from protofed.runs.summary import Status, summarise_run
 from protofed.system import one_thread
 
 log = logging.getLogger("protofed")
-
-MAY_CHANGE = {"engine", "workers", "device", "plugin", "keep_messages"}
-"""Options that decide where a run happens and what is kept of it, not what comes out of it."""
 
 
 class Callback(Protocol):
@@ -50,7 +51,8 @@ def run(
 ) -> Run:
     """Train a federation; the options are those of `protofed run`, with underscores.
 
-    Without `out` the run goes to `runs/NAME`. With `resume` options that are not given are those of the folder.
+    Without `out` the run goes to `runs/NAME`. With `resume` options that are not given are those of the folder; more
+    `rounds` than it was begun with make it go on, where nothing of it depends on their number.
     """
     given = {"method": method, "data": data, **options}
     given = {name: value for name, value in given.items() if value is not None}
@@ -58,7 +60,7 @@ def run(
         if out is None:
             raise UserError("--resume needs --out, the folder of the run to continue")
         stored = Run(out).options
-        refuse_changes(stored, given)
+        refuse_changes(stored, given, MAY_CHANGE | EXTENDS)
         given = {**stored, **_engine_of(Run(out)), **given}
     resolved = make_options(given)
     folder = RunFolder(Path(out) if out is not None else _free_name(resolved))
@@ -72,8 +74,11 @@ def run(
         else:
             folder.create()
         try:
-            if resume and Run(folder.path).complete:
-                log.warning("the run in %s is complete already", folder.path)
+            if resume and extends(Run(folder.path), resolved):
+                refuse_extension(Run(folder.path), assembly)
+                extend(folder, assembly)
+            elif resume and Run(folder.path).complete:
+                log.warning("the run in %s has ended already; --resume --rounds N gives it more rounds", folder.path)
                 return Run(folder.path)
             recipe = ClientSideRecipe.of(assembly)
             engine = make_engine(assembly.engine, assembly.prepared, recipe)
@@ -111,6 +116,7 @@ def carry_out(
             min_clients,
             options.head == "closed-form",
             options.snapshots(),
+            options.stop_when_flat,
         )
         federation = Federation(assembly.prepared, engine, folder, policy)
         if resume:
@@ -118,30 +124,67 @@ def carry_out(
         else:
             context.partition.save(folder.path / "partition.npz")
             keep_backbone(assembly.network, context.models, folder.path)
-            folder.write_json(
-                "run.json", {**assembly.description(), "personal_test": federation.evaluator.personal_test}
-            )
+            beside = {"personal_test": federation.evaluator.personal_test, "chance": chance_levels(context)}
+            folder.write_json("run.json", {**assembly.description(), **beside})
         tell(callbacks, "run_start", result, federation.rounds_done)
-        for record in rounds(federation):
-            tell(callbacks, "round_end", result, record)
-        projection = federation.project() if options.project else None
+        diverged = _run_rounds(federation, rounds, lambda record: tell(callbacks, "round_end", result, record))
+        projection = federation.project() if options.project and diverged is None else None
     finally:
         engine.close()
     federation.write_results(folder.path)
-    summary = summarise_run(assembly, folder.rounds(), time.perf_counter() - start)
-    beside = {"privacy": federation.privacy(context.plan.rounds), "projection": projection}
-    folder.write_json("summary.json", {**summary, **{key: value for key, value in beside.items() if value is not None}})
+    lines = folder.rounds()
+    status: Status = "diverged" if diverged else "flat" if len(lines) < context.plan.rounds else "complete"
+    beside = {"privacy": federation.privacy(len(lines)), "projection": projection}
+    summary = {
+        **summarise_run(assembly, lines, time.perf_counter() - start, status),
+        "chance": chance_levels(federation.context),
+        **_judged(federation, result, diverged),
+        **{key: value for key, value in beside.items() if value is not None},
+    }
+    folder.write_json("summary.json", summary)
     tell(callbacks, "run_end", result)
+    for warning in summary["warnings"]:
+        log.warning("%s", line_of(warning))
     return result
 
 
-def refuse_changes(stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """A resumed run must be the run that was begun."""
-    wanted = make_options({**stored, **given}).model_dump()
-    changed = sorted(name for name in given if name not in MAY_CHANGE and wanted[name] != stored[name])
-    if changed:
-        texts = ", ".join(f"{name} (was {stored[name]}, now {wanted[name]})" for name in changed)
-        raise UserError(f"--resume continues a run as it was begun, but these options differ: {texts}")
+def _run_rounds(
+    federation: Federation,
+    rounds: Callable[[Federation], Iterator[dict[str, Any]]],
+    round_end: Callable[[dict[str, Any]], None],
+) -> Diverged | None:
+    """All rounds; how they ended, where they could not go on."""
+    try:
+        for record in rounds(federation):
+            round_end(record)
+    except Diverged as problem:
+        return problem
+    return None
+
+
+def _judged(federation: Federation, run: Run, diverged: Diverged | None) -> dict[str, Any]:
+    """`warnings` and `best` of the summary.
+
+    The best round is kept where clients validated it, and where the run has collapsed, so that the last is of no use.
+    """
+    config, lines, folder = run.config, run.rounds, run.folder
+    warnings = diagnose(config, lines)
+    if diverged is not None:
+        warnings = [divergence(config, lines, diverged.round, diverged.what)]
+    collapsed = any(warning["kind"] in COLLAPSES for warning in warnings)
+    if not (federation.evaluator.validates or collapsed):
+        folder.forget_best()
+        return {"warnings": warnings, "best": None}
+    best = federation.keep_best()
+    if best is None or (best.by == "train_loss" and best.round == len(lines)):
+        folder.forget_best()  # the last model is as good as any
+        return {"warnings": warnings, "best": None}
+    folder.publish_best()
+    has_model = (folder.best / "model.safetensors").exists()
+    return {
+        "warnings": with_kept_round(warnings, best, has_model),
+        "best": {**asdict(best), "accuracy": lines[best.round - 1]["accuracy"]},
+    }
 
 
 def _engine_of(run: Run) -> dict[str, Any]:

@@ -2,19 +2,27 @@
 
 import resource
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from protofed.records import KINDS
 from protofed.runs.assembly import Assembly
 
 _LAST_ROUNDS = 5
 
+Status = Literal["complete", "flat", "diverged"]
 
-def summarise_run(assembly: Assembly, rounds: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
-    """Accuracy, bytes, time and memory of a run that is complete."""
+
+def summarise_run(assembly: Assembly, rounds: list[dict[str, Any]], seconds: float, status: Status) -> dict[str, Any]:
+    """Accuracy, bytes, time and memory of a run that has ended; `status` says how.
+
+    `complete`: all rounds are done. `flat`: it stopped early, because it had not become better for a while.
+    `diverged`: a round could not be closed, because no client's weights were finite; the figures are those of the
+    rounds before it.
+    """
     options = assembly.options
     method = assembly.context.method
     only_the_end_counts = method.pools_data or method.ensembles or options.ensemble
+    final = next((record["accuracy"] for record in reversed(rounds) if record["accuracy"] is not None), None)
     train_seconds = sum(record["seconds"]["train"] for record in rounds)
     peak = sum(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return {
@@ -24,8 +32,8 @@ def summarise_run(assembly: Assembly, rounds: list[dict[str, Any]], seconds: flo
         "seed": options.seed,
         "rounds": len(rounds),
         "engine": assembly.engine.name,
-        "accuracy": rounds[-1]["accuracy"] if only_the_end_counts else mean_of_last(rounds),
-        "accuracy_final": rounds[-1]["accuracy"],
+        "accuracy": final if only_the_end_counts else mean_of_last(rounds),
+        "accuracy_final": final,
         "accuracy_best_validation": _best_validated(rounds),
         "bytes": {
             way: {kind: sum(record["bytes"][way][kind] for record in rounds) for kind in (*KINDS, "total")}
@@ -38,9 +46,9 @@ def summarise_run(assembly: Assembly, rounds: list[dict[str, Any]], seconds: flo
             },
             "wall": seconds,
         },
-        "samples_per_second": sum(record["samples"] for record in rounds) / train_seconds,
+        "samples_per_second": sum(record["samples"] for record in rounds) / train_seconds if rounds else 0.0,
         "peak_memory_bytes": peak * 1024,
-        "status": "complete",
+        "status": status,
     }
 
 

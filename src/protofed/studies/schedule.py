@@ -15,9 +15,10 @@ from protofed.errors import InUse, UserError
 from protofed.federation import RunFolder
 from protofed.runs.assembly import assemble
 from protofed.runs.estimate import estimate_seconds, refuse_if_too_large
+from protofed.runs.extend import MAY_CHANGE
 from protofed.runs.opened import Run
 from protofed.runs.options import Options, make_options
-from protofed.runs.run import MAY_CHANGE, run, tell
+from protofed.runs.run import run, tell
 from protofed.studies.pool import Emit, Ended, run_tasks
 from protofed.studies.schema import MissingRun
 from protofed.system import CAN_FORK, FileLock, cores, one_thread

@@ -211,11 +211,13 @@ def sweep(
 
 def _with_validation(base: Options) -> Options:
     """The same options with some training images kept for validation."""
-    validation = base.set.get("data.validation", _VALIDATION)
+    given = base.set.get("data.validation") if base.validation is None else str(base.validation)
+    validation = _VALIDATION if given is None else given
     if validation.strip("0.") == "":
         raise UserError("a sweep needs validation data; set data.validation above 0, or leave it at 0.2")
     # A preset must not bring test images in.
-    return base.model_copy(update={"set": {"data.merge_test": "false", **base.set, "data.validation": validation}})
+    settings = {"data.merge_test": "false", **base.set, "data.validation": validation}
+    return base.model_copy(update={"validation": None, "set": settings})
 
 
 def _parse_axes(over: Mapping[str, Any] | Sequence[str], base: Options, given: Mapping[str, Any]) -> list[Axis]:
