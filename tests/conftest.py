@@ -174,7 +174,8 @@ def close_results() -> Callable[..., None]:
             for key in mine:
                 torch.testing.assert_close(mine[key], theirs[key], rtol=tolerance, atol=tolerance, msg=f"{name} {key}")
         for mine, theirs in zip(*rounds, strict=True):
-            losses = [{"train_loss": line.pop("train_loss"), **line.pop("loss_parts")} for line in (mine, theirs)]
+            totals = [{key: line.pop(key) for key in ("train_loss", "cross_entropy")} for line in (mine, theirs)]
+            losses = [{**each, **line.pop("loss_parts")} for each, line in zip(totals, (mine, theirs), strict=True)]
             losses = [{name: loss for name, loss in each.items() if loss is not None} for each in losses]
             assert losses[0] == pytest.approx(losses[1], rel=tolerance, abs=tolerance)
             assert mine == theirs

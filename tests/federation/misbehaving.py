@@ -10,6 +10,7 @@ from torch import Tensor
 from protofed.method import At, knob
 from protofed.methods.fedavg import FedAvg
 from protofed.methods.fedproto import FedProto
+from protofed.records import map_tensors
 
 
 class Breaks(FedAvg):
@@ -45,6 +46,51 @@ class Diverges(FedProto):
         """FedProto's, times infinity at b."""
         terms, notes = super().loss(net, x, y, at)
         return ({name: value * math.inf for name, value in terms.items()} if at.client == "b-0" else terms), notes
+
+
+class Explodes(FedAvg):
+    """From a round on nobody's weights are finite any more."""
+
+    since: int = knob("first round, from 0, that nobody survives", default=3)
+
+    def loss(self, net: Any, x: Tensor, y: Tensor, at: At) -> Any:
+        """Cross-entropy, in the end times infinity."""
+        terms = super().loss(net, x, y, at)
+        return {name: value * math.inf for name, value in terms.items()} if at.round >= self.since else terms
+
+
+class Overflows(FedAvg):
+    """What clients send is finite, what the server makes of it is not, from its second round on."""
+
+    def aggregate(self, server: Any, total: Any, at: At) -> Any:
+        """The mean, or infinity."""
+        mean = super().aggregate(server, total, at)
+        return map_tensors(mean, lambda tensor: tensor * math.inf) if at.round else mean
+
+
+class Forgets(FedAvg):
+    """Unlearns: from a round on its clients climb the loss instead of going down."""
+
+    since: int = knob("first round, from 0, in which they climb", default=6)
+
+    def loss(self, net: Any, x: Tensor, y: Tensor, at: At) -> Any:
+        """Cross-entropy, in the end that of the next class."""
+        return super().loss(net, x, (y + 1) % at.classes if at.round >= self.since else y, at)
+
+
+class Linear(FedAvg):
+    """Has a second, negative term, and weights its cross-entropy."""
+
+    ce_term = "mine"
+
+    def ce_share(self, at: At) -> float:
+        """A quarter, and nothing in the second round."""
+        return 0.25 if at.round != 1 else 0.0
+
+    def loss(self, net: Any, x: Tensor, y: Tensor, at: At) -> Any:
+        """A part of the cross-entropy, and less than nothing."""
+        ce = super().loss(net, x, y, at)["ce"]
+        return {"mine": self.ce_share(at) * ce, "linear": 0 * ce - 5.0}
 
 
 class Choosy(FedAvg):

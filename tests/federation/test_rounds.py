@@ -271,8 +271,8 @@ def test_resume_refuses_other_options(tiny_run: Any) -> None:
     run = tiny_run("fedavg")
     with pytest.raises(protofed.UserError, match=r"lr \(was 0.01, now 0.5\)"):
         protofed.run(out=run.path, resume=True, lr=0.5)
-    with pytest.raises(protofed.UserError, match="rounds"):
-        protofed.run(out=run.path, resume=True, rounds=9)
+    with pytest.raises(protofed.UserError, match="2 rounds are done"):
+        protofed.run(out=run.path, resume=True, rounds=1)
     with pytest.raises(protofed.UserError, match="not a run folder"):
         protofed.run(out=run.path / "clients", resume=True)
 

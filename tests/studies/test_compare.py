@@ -169,10 +169,12 @@ def test_results(compare, tmp_path: Path) -> None:
     assert content["methods"]["fedproto"]["global"] is None
     assert content["methods"]["fedproto"]["personal"]["test"]["tests"] == 2
     table = result.table("global")
-    assert [row[0] for row in table.rows] == ["fedavg", "fedproto_avg"]
-    assert [row[table.columns.index("paper")] for row in table.rows] == ["50.00", "60.00"]
+    assert [row[0] for row in table.rows] == ["fedavg", "fedproto_avg", "chance"]
+    assert [row[table.columns.index("paper")] for row in table.rows] == ["50.00", "60.00", "-"]
+    # Four classes, equally many test images of each in every domain.
+    assert table.rows[-1][1:5] == ["25.00", "25.00", "25.00", "25.00"]
     table = result.table("personal")
-    assert len(table.rows) == 3
+    assert len(table.rows) == 4
     assert "paper" not in table.columns
     assert "Personal view" in (tmp_path / "cmp" / "comparison.md").read_text()
 

@@ -46,11 +46,11 @@ def compared(tiny_data: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_comparison(compared: Path) -> None:
     content = json.loads((compared / "comparison.json").read_text())
-    assert keys(content, ComparisonContent) == "baseline seeds options settings target methods complete missing"
+    assert keys(content, ComparisonContent) == "baseline seeds options settings target chance methods complete missing"
     assert list(content["target"]) == ["global", "personal"]
     assert keys(content["missing"][0], MissingMethodRun) == "method seed run reason failed"
     method = content["methods"]["fedprox"]
-    assert keys(method, ComparedMethod) == "kind knobs global personal bytes seconds paper seeds runs"
+    assert keys(method, ComparedMethod) == "kind knobs global personal bytes seconds paper seeds runs warnings"
     view = method["personal"]
     assert keys(view, ComparedView) == (
         "average pooled per_domain worst_domain held_out per_client worst_client "

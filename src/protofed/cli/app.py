@@ -30,9 +30,12 @@ from protofed.cli.pretrain import pretrain_command
 from protofed.cli.report import report_command
 from protofed.cli.reproduce import reproduce_command
 from protofed.cli.run import run_command
+from protofed.cli.stopping import INTERRUPTED, TERMINATED, Stopped, Terminated
 from protofed.cli.sweep import sweep_command
 from protofed.cli.watch import watch_command
 from protofed.errors import UserError
+
+_GOES_ON = "stopped; what is finished is kept, and the same command goes on from there"
 
 app = typer.Typer(
     name="protofed",
@@ -92,7 +95,10 @@ def _warnings_on_stderr() -> Iterator[None]:
 
 @_warnings_on_stderr()
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command; 0 done, 1 internal failure, 2 a mistake of the user, 3 a run gone wrong, 130 and 143 stopped by a signal."""
+    """Run a command.
+
+    0: done; 1: internal failure; 2: a mistake of the user; 3: a run that went wrong; 130 and 143: stopped by a signal.
+    """
     signal.signal(signal.SIGTERM, _terminate)
     try:
         result = app(arguments, standalone_mode=False)
@@ -100,31 +106,28 @@ def main(arguments: list[str] | None = None) -> int:
         return _print_error(str(error))
     except click.ClickException as error:
         return _print_error(error.format_message())
-    except (KeyboardInterrupt, click.Abort) as interruption:
-        return _stopped(130, interruption)
-    except _Terminated as interruption:
-        return _stopped(143, interruption)
+    except Stopped as stopped:
+        return _say_stopped(str(stopped), stopped.code)
+    except (KeyboardInterrupt, click.Abort):
+        return _say_stopped(_GOES_ON, INTERRUPTED)
+    except Terminated:
+        return _say_stopped(_GOES_ON, TERMINATED)
     except BrokenPipeError:
         return 1
     except Exception as error:
         traceback.print_exc()
         print(f"error: internal failure: {type(error).__name__}", file=sys.stderr)
         return 1
+    if result == INTERRUPTED:  # typer turns Ctrl-C into this
+        return _say_stopped(_GOES_ON, INTERRUPTED)
     return result if isinstance(result, int) else 0
 
 
-class _Terminated(BaseException):
-    """SIGTERM: unwinds like Ctrl-C, so that workers end and the run can be resumed."""
-
-
 def _terminate(_signal: int, _frame: FrameType | None) -> NoReturn:
-    raise _Terminated
+    raise Terminated
 
 
-def _stopped(code: int, interruption: BaseException) -> int:
-    """Say what is kept, as the command noted it; click passes an interruption on as the cause of its own."""
-    notes = getattr(interruption.__cause__ or interruption, "__notes__", [])
-    text = notes[0] if notes else "stopped; what is finished is kept, and the same command goes on from there"
+def _say_stopped(text: str, code: int) -> int:
     print(text, file=sys.stderr)
     return code
 

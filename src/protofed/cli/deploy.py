@@ -8,6 +8,7 @@ import typer
 
 from protofed.cli.options import takes_run_options
 from protofed.cli.output import ProgressBar, console, show_summary, show_table
+from protofed.cli.stopping import saying
 from protofed.errors import UserError
 from protofed.text import Table
 
@@ -103,7 +104,8 @@ def server_command(
     limits = WaitLimits(min_sites, round_timeout, wait)
     callbacks = [] if quiet or as_json else [progress]
     try:
-        result = serve(server_keys(keys), address, out, run_options, limits, resume=resume, callbacks=callbacks)
+        with saying(lambda: "stopped; finished rounds are kept, and the same command with --resume goes on from there"):
+            result = serve(server_keys(keys), address, out, run_options, limits, resume=resume, callbacks=callbacks)
     finally:
         progress.stop()
     if as_json:

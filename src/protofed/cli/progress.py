@@ -74,8 +74,7 @@ class ManyRuns:
     def run_end(self, run: Run) -> None:
         """A result."""
         self._complete += 1
-        warned = "".join(f"; {warning['text']}" for warning in run.summary.get("warnings", []))
-        self._leave(run, f"complete ({self._complete} of {self._total}){warned}")
+        self._leave(run, f"complete ({self._complete} of {self._total})")
 
     def run_failed(self, run: Run, reason: str) -> None:
         """No result."""

@@ -9,6 +9,7 @@ import typer
 from protofed.cli import completion
 from protofed.cli.options import QuietOption, TensorBoardOption, options_of, takes_run_options
 from protofed.cli.output import ProgressBar, console, followers, show_summary
+from protofed.cli.stopping import saying
 from protofed.runs import Run, run
 from protofed.runs.extend import resume_command
 
@@ -45,10 +46,10 @@ def run_command(
     begun = _BegunRun()
     callbacks = [begun, *followers(progress, quiet or as_json, tensorboard)]
     try:
-        result = run(out=out, resume=resume, callbacks=callbacks, **run_options)
-    except BaseException as interruption:
+        with saying(begun.how_to_go_on):
+            result = run(out=out, resume=resume, callbacks=callbacks, **run_options)
+    except BaseException:
         progress.stop()
-        interruption.add_note(begun.how_to_go_on())
         raise
     if as_json:
         print(json.dumps(result.summary))
@@ -77,5 +78,5 @@ class _BegunRun:
 
 
 def _exit_code(summary: dict[str, Any], strict: bool) -> int:
-    """3 where the rounds that were asked for could not be done, and where --strict minds a warning about the outcome."""
+    """3 where the rounds that were asked for could not be done, or where --strict minds a warning about the outcome."""
     return 3 if summary["status"] == "diverged" or (strict and summary["warnings"]) else 0

@@ -41,9 +41,13 @@ def gallery(pictures: Iterable[Html]) -> Html:
 
 
 def method_table(
-    caption: str, columns: Sequence[str], rows: Mapping[str, Sequence[object]], order: Mapping[str, int]
+    caption: str,
+    columns: Sequence[str],
+    rows: Mapping[str, Sequence[object]],
+    order: Mapping[str, int],
+    below: Mapping[str, Sequence[object]] | None = None,
 ) -> Html:
-    """A table with a row for every method, which the switches hide and show."""
+    """A table with a row for every method, which the switches hide and show; rows `below` are always there."""
     head = tag("tr", tag("th", "method", scope="col"), *(tag("th", column, scope="col") for column in columns))
     body = [
         tag(
@@ -53,6 +57,10 @@ def method_table(
             data_method=order[name],
         )
         for name, cells in rows.items()
+    ]
+    body += [
+        tag("tr", tag("th", name, scope="row"), *(tag("td", cell) for cell in cells), class_="soft")
+        for name, cells in (below or {}).items()
     ]
     return scroll(tag("table", tag("caption", caption), tag("thead", head), tag("tbody", *body)), caption)
 

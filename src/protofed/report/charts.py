@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from protofed.report.content import MethodGroup, MethodScores, ReportContent, ScoreView
-from protofed.report.curves import measures, series
+from protofed.report.curves import Measure, measures, series
 
 _SHOWN_AT_FIRST = 9
 """More lines cannot be told apart; the others can be switched on."""
@@ -49,7 +49,8 @@ def _group(group: MethodGroup, names: Sequence[str]) -> dict[str, Any]:
             if line is not None
         }
         if drawn:
-            followed.append({"key": measure.key, "label": measure.label, "percent": measure.percent, "series": drawn})
+            shown = {"key": measure.key, "label": measure.label, "percent": measure.percent, "series": drawn}
+            followed.append({**shown, "chance": _chance(group, measure)})
     return {
         "measures": followed,
         "dots": [_dots(view, position) for view in group.views],
@@ -62,7 +63,14 @@ def _dots(view: ScoreView, position: Mapping[str, int]) -> dict[str, Any]:
     labels = [*view.columns, *view.held_out, view.average]
     titles = [*view.columns, *(f"{name} (held out)" for name in view.held_out), view.average]
     points = {position[name]: [_point(row, label, view.average) for label in labels] for name, row in view.rows.items()}
-    return {"view": view.name, "rows": titles, "points": points}
+    chance = [view.chance.get("average" if label == view.average else label) for label in labels]
+    return {"view": view.name, "rows": titles, "points": points, "chance": chance}
+
+
+def _chance(group: MethodGroup, measure: Measure) -> float | None:
+    """Where a curve of models that have learned nothing would run, as far as that is known."""
+    view, _, part = measure.key.partition(".")
+    return next((shown.chance.get(part) for shown in group.views if shown.name == view), None)
 
 
 def _point(row: MethodScores, label: str, average: str) -> list[float | None] | None:

@@ -7,13 +7,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 from protofed.errors import UserError
+from protofed.runs.health import RunWarning, diagnose
 from protofed.runs.opened import CachedRun, Run
 from protofed.runs.summary import mean_of_last
+from protofed.studies.chance import chance_of
 from protofed.studies.comparison import Comparison, summarise
 from protofed.studies.schema import (
     VIEWS,
+    ChanceView,
     ReproducedMethod,
     ReproductionContent,
+    View,
     is_reproduction,
     is_trained,
     read_comparison,
@@ -44,7 +48,15 @@ class ReportedRun(CachedRun):
             "seconds": {
                 part: sum(record["seconds"][part] for record in rounds) for part in (*_PARTS_OF_A_ROUND, "total")
             },
+            "warnings": self.outcome_warnings,
         }
+
+    @cached_property
+    def outcome_warnings(self) -> list[RunWarning]:
+        """What a reader must know before the figures, also while the run goes on."""
+        if self.complete and "warnings" in super().summary:
+            return list(super().summary["warnings"])
+        return diagnose(self.config, self.rounds)
 
 
 @dataclass(frozen=True)
@@ -70,6 +82,8 @@ class ScoreView:
     rows: dict[str, MethodScores]
     average: str = "average"
     """What the last column is called."""
+    chance: Mapping[str, float] = field(default_factory=dict)
+    """What a model that has learned nothing would reach in each column, where that is known."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +169,7 @@ def _read_run(path: Path) -> ReportContent:
     entry: dict[str, Any] = {}
     if run.evaluated:
         entry = summarise({name: {run.seed: run}}, name, None, {}, path)["methods"]
-    views = _views(entry, [name])
+    views = _views(entry, [name], {view: chance_of([run], view) for view in VIEWS})
     notes = [] if run.complete else [f"{len(run.rounds)} of {run.planned_rounds} rounds are done"]
     data = run.config["data"]["name"]
     group = MethodGroup(data, None, [run.seed], [name], views, {name: [run]}, notes)
@@ -180,23 +194,26 @@ def _comparison(comparison: Comparison, title: str) -> MethodGroup:
         if run.begun:
             runs[entry["method"]].append(run)
     scored = comparison.views()
-    views = [view for view in _views(content["methods"], methods) if view.name in scored]
+    views = [view for view in _views(content["methods"], methods, content.get("chance", {})) if view.name in scored]
     return MethodGroup(
         title, content["baseline"], content["seeds"], methods, views, runs, comparison.missing(), content["target"]
     )
 
 
-def _views(entries: Mapping[str, Any], methods: Sequence[str]) -> list[ScoreView]:
+def _views(
+    entries: Mapping[str, Any], methods: Sequence[str], chance: Mapping[View, ChanceView | None]
+) -> list[ScoreView]:
     """The views that some method has, from entries as in comparison.json."""
     views = []
     for name in VIEWS:
         scores = {method: entries[method][name] for method in methods if entries.get(method, {}).get(name) is not None}
         if scores:
-            views.append(_view(name, scores, {method: entries[method]["paper"] for method in scores}))
+            papers = {method: entries[method]["paper"] for method in scores}
+            views.append(_view(name, scores, papers, chance.get(name)))
     return views
 
 
-def _view(name: str, scores: Mapping[str, Any], papers: Mapping[str, Any]) -> ScoreView:
+def _view(name: str, scores: Mapping[str, Any], papers: Mapping[str, Any], chance: ChanceView | None) -> ScoreView:
     first = next(iter(scores.values()))
     by_domain = bool(first["per_domain"])
     clients = first["per_client"] if len(first["per_client"]) <= _MOST_CLIENT_COLUMNS else {}
@@ -212,7 +229,18 @@ def _view(name: str, scores: Mapping[str, Any], papers: Mapping[str, Any]) -> Sc
         )
         for method, entry in scores.items()
     }
-    return ScoreView(name, columns, held_out, rows)
+    return ScoreView(name, columns, held_out, rows, chance=_chance_of_columns(chance, by_domain))
+
+
+def _chance_of_columns(chance: ChanceView | None, by_domain: bool) -> dict[str, float]:
+    """Chance by the name of a column."""
+    if chance is None:
+        return {}
+    return {
+        **chance["per_domain" if by_domain else "per_client"],
+        **chance["held_out"],
+        "average": chance["average"],
+    }
 
 
 def _figures(paper: Mapping[str, Any]) -> dict[str, float]:

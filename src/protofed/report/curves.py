@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+from protofed.federation.best import shown_loss
 from protofed.report.content import MethodGroup, ReportedRun
 
 _NO_PART = ("average", "held_out", "quantiles")
@@ -52,7 +53,14 @@ def measures(group: MethodGroup) -> list[Measure]:
                 label = "all test images together" if part == "pooled" else part
                 known.setdefault(f"{view}.{part}", _accuracy(view, part, f"{label}, {words}"))
     ordered = sorted(known.values(), key=lambda measure: not measure.key.endswith(".average"))
-    return [*ordered, Measure("loss", "training loss", False, lambda record: record["train_loss"])]
+    loss = Measure("loss", "training loss (cross-entropy)", False, shown_loss)
+    total = Measure("loss.total", "training loss with all terms of the method", False, lambda line: line["train_loss"])
+    return [*ordered, loss, *([total] if _losses_differ(group) else [])]
+
+
+def _losses_differ(group: MethodGroup) -> bool:
+    """Whether some method minimises more than the loss that all are compared by."""
+    return any(shown_loss(record) != record["train_loss"] for run in group.all_runs for record in run.rounds)
 
 
 def series(runs: Sequence[ReportedRun], measure: Measure) -> _Series | None:

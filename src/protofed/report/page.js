@@ -83,7 +83,7 @@
     const height = Math.round(Math.min(420, Math.max(240, width * 0.46)));
     const left = 46, right = 14, top = 10, bottom = 42;
     if (!drawn.length) return empty(plot, "No method is switched on.");
-    const xs = drawn.flatMap((l) => l[key]), ys = drawn.flatMap((l) => [...l.low, ...l.high]);
+    const xs = drawn.flatMap((l) => l[key]), ys = drawn.flatMap((l) => [...l.low, ...l.high]).concat(measure.chance ?? []);
     let [x0, x1] = [Math.min(...xs), Math.max(...xs)], [y0, y1] = [Math.min(...ys), Math.max(...ys)];
     const spread = log && x0 > 0 && x1 / x0 > 40;
     if (!spread && key === "bytes") x0 = 0;
@@ -104,6 +104,11 @@
     for (const value of marks) svg.append(node("text", { x: X(value), y: height - bottom + 18, "text-anchor": "middle" }, format(value)));
     svg.append(node("line", { class: "axis", x1: left, x2: width - right, y1: height - bottom, y2: height - bottom }));
     svg.append(node("text", { x: width - right, y: height - 6, "text-anchor": "end" }, label + (spread ? " (logarithmic)" : "")));
+    if (measure.chance !== null) {
+      const y = Y(measure.chance);
+      svg.append(node("line", { class: "chance", x1: left, x2: width - right, y1: y, y2: y, "stroke-dasharray": "4 4" }));
+      svg.append(node("text", { x: left + 4, y: y - 4 }, "chance"));
+    }
     const path = (xs, ys) => xs.map((x, k) => `${k ? "L" : "M"}${X(x).toFixed(1)},${Y(ys[k]).toFixed(1)}`).join("");
     for (const line of drawn) {
       const back = path([...line[key]].reverse(), [...line.low].reverse()).replace("M", "L");
@@ -182,6 +187,8 @@
     const values = rows.flatMap((row) => row.points.flatMap((p) => [p.low, p.high, ...(p.paper === null ? [] : [p.paper])]));
     let [x0, x1] = [Math.min(...values), Math.max(...values)];
     if (zero) { x0 = Math.min(0, x0); x1 = Math.max(0, x1); }
+    // Chance is drawn where it does not push everything else together.
+    for (const { chance } of rows) if (chance !== null && x0 - chance < x1 - x0) x0 = Math.min(x0, chance);
     const room = (x1 - x0 || 0.02) * 0.05;
     [x0, x1] = [x0 - room, x1 + room];
     if (!zero) [x0, x1] = [Math.max(0, x0), Math.min(1, x1)];
@@ -198,6 +205,10 @@
     rows.forEach((row, k) => {
       if (k) svg.append(node("line", { class: "grid", x1: 0, x2: width - right, y1: y, y2: y }));
       const first = y + (narrow ? 28 : 10) + gap / 2;
+      if (row.chance !== null && row.chance >= x0 && row.chance <= x1) {
+        const line = { class: "chance", x1: X(row.chance), x2: X(row.chance), y1: y + 2, y2: y + tall[k] - 2, "stroke-dasharray": "4 4" };
+        svg.append(node("line", line, node("title", {}, `chance: ${format(row.chance)}`)));
+      }
       const middle = y + tall[k] / 2;
       svg.append(node("text", { class: "row", x: narrow ? 2 : left - 12, y: narrow ? y + 17 : middle + 4, "text-anchor": narrow ? "start" : "end" }, row.name));
       row.points.forEach((p, j) => {
@@ -247,15 +258,16 @@
       const found = group.dots[number];
       const rows = found.rows.map((name, k) => ({
         name,
+        chance: found.chance[k],
         points: Object.entries(found.points).filter(([index, values]) => shown(+index) && values[k])
           .map(([index, values]) => ({ index: +index, mean: values[k][0], low: values[k][1], high: values[k][2], paper: values[k][3] })),
       }));
       const papers = rows.some((row) => row.points.some((p) => p.paper !== null));
-      dots(plot, rows, { zero: false, label: papers ? "accuracy in %; hollow: the paper" : "accuracy in %", format: percent });
+      dots(plot, rows, { zero: false, label: `accuracy in %${found.chance.some((c) => c !== null) ? "; dashed: chance" : ""}${papers ? "; hollow: the paper" : ""}`, format: percent });
     },
     tests: (plot, group, _id, number) => {
       const rows = Object.entries(group.tests[number].points).filter(([index]) => shown(+index))
-        .map(([index, [mean, low, high]]) => ({ name: data.methods[index].name, points: [{ index: +index, mean, low, high, paper: null }] }));
+        .map(([index, [mean, low, high]]) => ({ name: data.methods[index].name, chance: null, points: [{ index: +index, mean, low, high, paper: null }] }));
       dots(plot, rows, { zero: true, label: "points above the baseline", format: (v) => (100 * v).toFixed(2) });
     },
   };

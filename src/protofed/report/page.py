@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from protofed.pages.elements import details, key
 from protofed.pages.markup import Html, document, tag
 from protofed.report.charts import chart_data
+from protofed.report.commands import resume
 from protofed.report.content import ReportContent, ReportedRun
 from protofed.report.sections import Section, about, pictures, results
 from protofed.report.wording import headline
@@ -91,7 +92,7 @@ def _subtitle(content: ReportContent) -> str:
 
 def _headline(content: ReportContent) -> Html:
     first, *others = headline(content)
-    parts = [tag("p", first, class_="lead"), *(tag("p", sentence) for sentence in others)]
+    parts: list[Html] = [tag("p", first, class_="lead"), *(tag("p", sentence) for sentence in others)]
     missing = [line for group in content.groups for line in group.missing]
     if missing:
         title = f"Not complete: {missing[0]}" if len(missing) == 1 else f"Not complete: {len(missing)} runs are missing"
@@ -126,7 +127,7 @@ def _progress(content: ReportContent, live: Live | None) -> Html:
                 tag("button", "Stop", type="button", id="stop", class_="danger"),
                 tag(
                     "span",
-                    " Finished rounds are kept; the same command goes on from there.",
+                    f" Finished rounds are kept; {resume(content) or 'the same command'} goes on from there.",
                     id="stopped",
                     role="status",
                 ),

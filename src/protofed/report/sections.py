@@ -88,7 +88,11 @@ def _accuracy_table(view: ScoreView, heading: str, order: Mapping[str, int]) -> 
     note = "In %: mean over seeds ± standard deviation; the best of each column is bold."
     if any(row.paper for row in view.rows.values()):
         note += " In brackets the paper's figure."
-    return join([method_table(heading, columns, rows, order), tag("p", note, class_="small")])
+    below = {}
+    if view.chance:
+        note += " Chance: always saying a test set's most frequent class."
+        below["chance"] = [*(percent(view.chance.get(label)) for label in (*labels, "average")), *([""] * has_worst)]
+    return join([method_table(heading, columns, rows, order, below), tag("p", note, class_="small")])
 
 
 def _best_of_columns(view: ScoreView, labels: Sequence[str]) -> dict[str, float | None]:

@@ -1,19 +1,36 @@
 """The result in words."""
 
 from protofed.report.content import MethodGroup, ReportContent, ScoreView
+from protofed.runs.health import line_of
 from protofed.text import duration, percent, size
 
 _CHANCE = 0.05
+_MOST_WARNINGS = 6
 
 
 def headline(content: ReportContent) -> list[str]:
     """A few sentences a reader may stop after."""
+    warned = _warnings(content)
     sentences = [sentence for group in content.groups for sentence in _of_group(content, group)]
+    if warned:
+        return [*warned, *sentences]
     if not sentences:
         return [
             "Nothing is finished yet." if not content.tables else "Computed from exact message sizes, without training."
         ]
     return sentences
+
+
+def _warnings(content: ReportContent) -> list[str]:
+    """What went wrong, before any figure."""
+    several = len(content.all_runs) > 1
+    lines = [
+        f"{run.config['method']['name']}, seed {run.seed}: {line_of(warning)}" if several else line_of(warning)
+        for run in content.all_runs
+        for warning in run.outcome_warnings
+    ]
+    more = [f"{len(lines) - _MOST_WARNINGS} more warnings are in the runs' summary.json."]
+    return lines[:_MOST_WARNINGS] + (more if len(lines) > _MOST_WARNINGS else [])
 
 
 def view_title(view: ScoreView) -> str:
@@ -37,7 +54,8 @@ def _alone(group: MethodGroup) -> list[str]:
     row, run = view.rows[name], runs[0]
     what = "domains" if view.name == "global" else "clients"
     so_far = "" if run.complete else f" so far, after {len(run.rounds)} of {run.planned_rounds} rounds"
-    sentences = [f"{name} reaches {percent(row.average['mean'])} % on average over all {what}{so_far}."]
+    chance = f" (chance: {percent(view.chance['average'])} %)" if view.chance else ""
+    sentences = [f"{name} reaches {percent(row.average['mean'])} % on average over all {what}{so_far}{chance}."]
     if row.worst is not None and len(row.columns) > 1:
         sentences.append(f"It is weakest on {row.worst['names'][0]}, with {percent(row.worst['mean'])} %.")
     cost = group.costs[name]

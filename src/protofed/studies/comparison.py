@@ -6,7 +6,9 @@ from statistics import mean
 from typing import Any
 
 from protofed.errors import UserError
+from protofed.runs.health import line_of
 from protofed.runs.opened import Run
+from protofed.studies.chance import chance_of, warnings_of
 from protofed.studies.convergence import Convergence
 from protofed.studies.schedule import Failure
 from protofed.studies.schema import (
@@ -73,7 +75,21 @@ class Comparison:
         ]
         columns = ["method", *domains, *(f"{domain} (held out)" for domain in held_out), "average", "std"]
         columns += [*(["paper"] if shows_paper else []), "worst domain" if domains else "worst client"]
-        return Table(title, [*columns, f"vs {self.content['baseline']}", "p (Holm)"], rows)
+        columns += [f"vs {self.content['baseline']}", "p (Holm)"]
+        chance = self.content.get("chance", {}).get(view)
+        if chance is not None:
+            parts = [*(chance["per_domain"].get(name) for name in domains), *map(chance["held_out"].get, held_out)]
+            cells = ["chance", *map(percent, parts), percent(chance["average"])]
+            rows.append([*cells, *["-"] * (len(columns) - len(cells))])
+        return Table(title, columns, rows)
+
+    def warnings(self) -> list[str]:
+        """A line for everything that went wrong in a run that has a result."""
+        return [
+            f"{name}, seed {warning['seed']}: {line_of(warning)}"
+            for name, entry in self.content["methods"].items()
+            for warning in entry.get("warnings", [])
+        ]
 
     def convergence(self, view: View) -> Table:
         """How the runs went, in one view."""
@@ -127,10 +143,13 @@ class Comparison:
             "# Comparison",
             f"Seeds {seeds}; accuracy in %: mean of the last 5 evaluated rounds, averaged over seeds. `vs "
             f"{content['baseline']}` is the mean difference over the same seeds, p that of a paired t-test, corrected "
-            "after Holm for the number of methods in the table.",
+            "after Holm for the number of methods in the table. `chance` is what always saying a test set's most "
+            "frequent class would reach.",
         ]
         if content["missing"]:
             blocks += ["**Not complete.** Missing:", "\n".join(f"- {line}" for line in self.missing())]
+        if warned := self.warnings():
+            blocks += ["**Runs that did not go well.**", "\n".join(f"- {line}" for line in warned)]
         for view in self.views():
             table = self.table(view)
             if table.rows:
@@ -173,8 +192,10 @@ def summarise(
             "paper": dict(paper[name]) if name in paper else None,
             "seeds": list(by_seed),
             "runs": [str(run.path.relative_to(folder)) for run in by_seed.values()],
+            "warnings": warnings_of(by_seed),
         }
-    return {"target": targets, "methods": methods}
+    every = [run for by_seed in runs.values() for run in by_seed.values()]
+    return {"target": targets, "chance": {view: chance_of(every, view) for view in VIEWS}, "methods": methods}
 
 
 def accuracy_over_seeds(accuracies: Sequence[Mapping[str, Any]], domain_of: Mapping[str, str]) -> AccuracyOverSeeds:
@@ -218,7 +239,7 @@ def _averages(summaries: Mapping[str, Mapping[int, Mapping[str, Any]]], view: Vi
         name: {
             seed: float(summary["accuracy"][view]["average"])
             for seed, summary in by_seed.items()
-            if summary["accuracy"][view] is not None
+            if (summary["accuracy"] or {}).get(view) is not None
         }
         for name, by_seed in summaries.items()
     }
@@ -239,7 +260,7 @@ def _compared_views(
     records = {seed: run.rounds for seed, run in runs.items()}
 
     def compared(view: View) -> ComparedView | None:
-        seeds = [seed for seed, summary in summaries.items() if summary["accuracy"][view] is not None]
+        seeds = [seed for seed, summary in summaries.items() if (summary["accuracy"] or {}).get(view) is not None]
         if not seeds:
             return None
         histories = [Convergence.of(records[seed], view) for seed in seeds]

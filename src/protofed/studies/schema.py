@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from protofed.errors import UserError
+from protofed.runs.health import RunWarning
 from protofed.studies.statistics import PairedTest, PartialSpread, Spread
 
 if TYPE_CHECKING:
@@ -50,6 +51,21 @@ class ComparedView(AccuracyOverSeeds):
     fluctuation: PartialSpread
 
 
+class ChanceView(TypedDict):
+    """What a model that has learned nothing would reach in one view: always the most frequent class of a test set."""
+
+    average: float
+    per_domain: dict[str, float]
+    held_out: dict[str, float]
+    per_client: dict[str, float]
+
+
+class SeedWarning(RunWarning):
+    """A warning of one run of a method."""
+
+    seed: int
+
+
 ComparedMethod = TypedDict(
     "ComparedMethod",
     {
@@ -62,6 +78,7 @@ ComparedMethod = TypedDict(
         "paper": dict[str, Any] | None,
         "seeds": list[int],
         "runs": list[str],
+        "warnings": list[SeedWarning],
     },
 )
 """A method of a comparison; figures are None before its first run is complete."""
@@ -86,6 +103,7 @@ class ComparisonSummary(TypedDict):
     """What the complete runs of a comparison amount to."""
 
     target: dict[str, float | None]
+    chance: dict[View, ChanceView | None]
     methods: dict[str, ComparedMethod]
 
 
