@@ -66,6 +66,11 @@
       }
     return found;
   };
+  const LEAST_SPAN = 0.05; // of an axis of accuracies: less would make mountains of single images
+  const atLeast = (span, low, high) => {
+    const more = Math.max(0, span - (high - low)) / 2;
+    return [low - more, high + more];
+  };
   const trim = (value) => String(+value.toFixed(4));
 
   const mark = (index, x, y, r, hollow) => {
@@ -88,6 +93,7 @@
     const spread = log && x0 > 0 && x1 / x0 > 40;
     if (!spread && key === "bytes") x0 = 0;
     if (x0 === x1) { x0 -= 0.5; x1 += 0.5; }
+    if (measure.percent) [y0, y1] = atLeast(LEAST_SPAN, y0, y1);
     const room = (y1 - y0 || 0.02) * 0.06;
     y0 = measure.percent ? Math.max(0, y0 - room) : y0 - room;
     y1 = measure.percent ? Math.min(1, y1 + room) : y1 + room;
@@ -188,7 +194,8 @@
     let [x0, x1] = [Math.min(...values), Math.max(...values)];
     if (zero) { x0 = Math.min(0, x0); x1 = Math.max(0, x1); }
     // Chance is drawn where it does not push everything else together.
-    for (const { chance } of rows) if (chance !== null && x0 - chance < x1 - x0) x0 = Math.min(x0, chance);
+    for (const { chance } of rows) if (chance !== null && x0 - chance < x1 - x0) [x0, x1] = [Math.min(x0, chance), Math.max(x1, chance)];
+    if (!zero) [x0, x1] = atLeast(LEAST_SPAN, x0, x1);
     const room = (x1 - x0 || 0.02) * 0.05;
     [x0, x1] = [x0 - room, x1 + room];
     if (!zero) [x0, x1] = [Math.max(0, x0), Math.min(1, x1)];
