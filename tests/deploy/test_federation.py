@@ -495,3 +495,21 @@ def test_errors_are_told_and_logged_without_their_text(
     assert not any(b"bad image" in reply for reply in three.grid.carried)
     assert "upload" in caplog.text
     assert "bad image" not in caplog.text
+
+
+def test_a_run_that_no_site_survives_ends_with_the_rounds_before(three: Federation) -> None:
+    class Exploding(I2PFL):
+        """In its second round every loss is infinite."""
+
+        paper = "for tests"
+
+        def loss(self, net: Any, x: Any, y: Any, at: Any) -> Any:
+            terms, notes = super().loss(net, x, y, at)
+            return {name: value * (float("inf") if at.round else 1) for name, value in terms.items()}, notes
+
+    register("exploding")(Exploding)
+    summary = three.run("exploding", rounds=4).summary
+    assert (summary["status"], summary["rounds"]) == ("diverged", 1)
+    assert "diverged in round 2: the weights of all 3 clients" in summary["warnings"][0]["text"]
+    # The server knows how many test images of each class the sites have, so it can tell chance.
+    assert set(summary["chance"]["global"]) >= {"a", "b", "c", "average"}

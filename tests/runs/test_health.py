@@ -289,3 +289,26 @@ def test_strict(tmp_path: Path, tiny_data: str) -> None:
     assert main([*bad, "--out", str(tmp_path / "lenient")]) == 0
     assert main([*bad, "--strict", "--out", str(tmp_path / "strict")]) == 3
     assert main(["run", "fedavg", *words, "--rounds", "6", "--strict", "--out", str(tmp_path / "good")]) == 0
+
+
+def test_comparisons_and_reports_show_chance_and_begin_with_what_went_wrong(tmp_path: Path, tiny_data: str) -> None:
+    out = tmp_path / "compared"
+    forgets = f"{MISBEHAVING}:Forgets"
+    words = ["compare", "fedavg", forgets, "--data", tiny_data, "--model", "mlp", "--quiet", "--lr", "0.1"]
+    words += ["--epochs", "3", "--rounds", "6", "--set", f"{forgets}.since=0", "--out", str(out)]
+    assert main([*words, "--strict"]) == 3
+    assert main(words) == 0
+    content = json.loads((out / "comparison.json").read_text())
+    assert content["chance"]["global"]["per_domain"] == {"a": 0.25, "b": 0.25, "c": 0.25}
+    assert content["methods"]["fedavg"]["warnings"] == []
+    (warning,) = content["methods"][forgets]["warnings"]
+    assert (warning["kind"], warning["seed"]) == ("never_above_chance", 0)
+    text = (out / "comparison.md").read_text()
+    assert "| chance | 25.00 | 25.00 | 25.00 | 25.00 |" in text
+    assert f"- {forgets}, seed 0: {warning['text']}" in text
+    assert main(["report", str(out)]) == 0
+    page = (out / "report.html").read_text()
+    assert page.partition('class="lead">')[2].startswith(f"{forgets}, seed 0: {warning['text'][:40]}")
+    charts = json.loads(page.partition('id="data">')[2].partition("</script>")[0])
+    assert charts["groups"][0]["measures"][0]["chance"] == 0.25
+    assert charts["groups"][0]["dots"][0]["chance"] == [0.25] * 4

@@ -6,8 +6,15 @@ from typing import Annotated, Any
 import typer
 
 from protofed.cli import completion
-from protofed.cli.options import QuietOption, ShardOption, TensorBoardOption, parse_integers, takes_run_options
-from protofed.cli.output import console, followers, report_failures, show_table
+from protofed.cli.options import (
+    QuietOption,
+    ShardOption,
+    StrictOption,
+    TensorBoardOption,
+    parse_integers,
+    takes_run_options,
+)
+from protofed.cli.output import WENT_WRONG, console, followers, report_failures, show_table
 from protofed.cli.progress import ManyRuns
 from protofed.studies import Comparison, compare
 
@@ -29,6 +36,7 @@ def compare_command(
     ] = None,
     shard: ShardOption = None,
     tensorboard: TensorBoardOption = False,
+    strict: StrictOption = False,
     quiet: QuietOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="print comparison.json, and nothing else")] = False,
 ) -> int:
@@ -51,7 +59,7 @@ def compare_command(
         print(json.dumps(result.content))
     elif not quiet:
         _show_comparison(result)
-    return report_failures(result.failures)
+    return report_failures(result.failures) or (WENT_WRONG if strict and result.warnings() else 0)
 
 
 def _show_comparison(result: Comparison) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from protofed.cli.options import takes_run_options
-from protofed.cli.output import ProgressBar, console, show_summary, show_table
+from protofed.cli.output import ProgressBar, console, exit_code, show_summary, show_table
 from protofed.cli.stopping import saying
 from protofed.errors import UserError
 from protofed.text import Table
@@ -93,7 +93,7 @@ def server_command(
     resume: Annotated[bool, typer.Option("--resume", help="continue the run in --out")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="say nothing but warnings")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print the summary as JSON, and nothing else")] = False,
-) -> None:
+) -> int:
     """Wait for the sites and train with them; the run folder is here, images and clients' models stay there."""
     from protofed.deploy.keys import server_keys
     from protofed.deploy.server import WaitLimits, serve
@@ -112,6 +112,7 @@ def server_command(
         print(json.dumps(result.summary))
     elif not quiet:
         show_summary(result)
+    return exit_code(result)
 
 
 @deploy_app.command("site")

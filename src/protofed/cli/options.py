@@ -23,6 +23,9 @@ DataRootOption = Annotated[str | None, typer.Option("--data-root", help="where d
 ShardOption = Annotated[
     str | None, typer.Option("--shard", metavar="K/N", help="do the K-th of N parts; machines share --out")
 ]
+StrictOption = Annotated[
+    bool, typer.Option("--strict", help="exit code 3 where a run ends with a warning about its outcome")
+]
 TensorBoardOption = Annotated[
     bool, typer.Option("--tensorboard", help="also write event files, to tensorboard/ in every run folder")
 ]

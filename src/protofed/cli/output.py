@@ -23,6 +23,8 @@ T = TypeVar("T")
 _PLAIN_WIDTH = 160
 _LONG = 60.0
 """Seconds after which a person wants to have been told."""
+WENT_WRONG = 3
+"""Exit code where what came out is not to be trusted."""
 _SHOWN_DIFFERENCE = 5e-4
 """Between two losses that are printed with three digits."""
 _MOST_ROWS, _MOST_COLUMNS = 20, 12
@@ -164,6 +166,12 @@ def show_summary(run: Run) -> None:
         f"{summary['rounds']} rounds in {summary['seconds']['total']:.1f} s, sent {total['up']} up and "
         f"{total['down']} down; written to {run.path}"
     )
+
+
+def exit_code(run: Run, strict: bool = False) -> int:
+    """3 where the rounds that were asked for could not be done, or where --strict minds a warning about the outcome."""
+    summary = run.summary
+    return WENT_WRONG if summary["status"] == "diverged" or (strict and summary["warnings"]) else 0
 
 
 def report_failures(failures: Sequence[Failure]) -> int:

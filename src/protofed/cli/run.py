@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from protofed.cli import completion
-from protofed.cli.options import QuietOption, TensorBoardOption, options_of, takes_run_options
-from protofed.cli.output import ProgressBar, console, followers, show_summary
+from protofed.cli.options import QuietOption, StrictOption, TensorBoardOption, options_of, takes_run_options
+from protofed.cli.output import ProgressBar, console, exit_code, followers, show_summary
 from protofed.cli.stopping import saying
 from protofed.runs import Run, run
 from protofed.runs.extend import resume_command
@@ -26,9 +26,7 @@ def run_command(
     resume: Annotated[bool, typer.Option("--resume", help="continue the run in --out")] = False,
     from_: Annotated[Path | None, typer.Option("--from", help="take the options of an earlier run's run.json")] = None,
     tensorboard: TensorBoardOption = False,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="exit code 3 where the run ends with a warning about its outcome")
-    ] = False,
+    strict: StrictOption = False,
     quiet: QuietOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="print the summary as JSON, and nothing else")] = False,
 ) -> int:
@@ -56,7 +54,7 @@ def run_command(
     elif not quiet:
         console().print()
         show_summary(result)
-    return _exit_code(result.summary, strict)
+    return exit_code(result, strict)
 
 
 class _BegunRun:
@@ -75,8 +73,3 @@ class _BegunRun:
             return "stopped before the first round; nothing is kept"
         done, planned = len(self._run.rounds), self._run.planned_rounds
         return f"stopped; {done} of {planned} rounds are kept. To go on: {resume_command(self._run.path)}"
-
-
-def _exit_code(summary: dict[str, Any], strict: bool) -> int:
-    """3 where the rounds that were asked for could not be done, or where --strict minds a warning about the outcome."""
-    return 3 if summary["status"] == "diverged" or (strict and summary["warnings"]) else 0

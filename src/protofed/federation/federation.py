@@ -25,7 +25,7 @@ from protofed.clients import (
     TrainGroup,
 )
 from protofed.errors import BadMessage, NotFinite
-from protofed.federation.best import BestRound, BestTracker
+from protofed.federation.best import BestRound, BestTracker, By
 from protofed.federation.class_mean_head import HeadStart, start_from_class_means
 from protofed.federation.engine import Engine, in_order
 from protofed.federation.evaluation import Evaluator, Member
@@ -102,7 +102,7 @@ class Federation:
         self._enrol(prepared)
         self.notes: list[dict[str, str]] = []
         """What happened to clients since the last round, for the events of the next."""
-        judged_by = "validation" if self.evaluator.validates else "train_loss"
+        judged_by: By = "validation" if self.evaluator.validates else "train_loss"
         self._tracker = BestTracker(judged_by, self._keep_best)
 
     def resume(self) -> None:

@@ -124,8 +124,8 @@ def carry_out(
         else:
             context.partition.save(folder.path / "partition.npz")
             keep_backbone(assembly.network, context.models, folder.path)
-            beside = {"personal_test": federation.evaluator.personal_test, "chance": chance_levels(context)}
-            folder.write_json("run.json", {**assembly.description(), **beside})
+            views = {"personal_test": federation.evaluator.personal_test, "chance": chance_levels(context)}
+            folder.write_json("run.json", {**assembly.description(), **views})
         tell(callbacks, "run_start", result, federation.rounds_done)
         diverged = _run_rounds(federation, rounds, lambda record: tell(callbacks, "round_end", result, record))
         projection = federation.project() if options.project and diverged is None else None
