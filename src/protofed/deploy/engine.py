@@ -105,15 +105,17 @@ class SitesEngine:
             result = decode_result(reply, self._site(job))
         except BadMessage as error:
             return self._failure(job, str(error))
-        if isinstance(result, Failed) or isinstance(result, Trained) != isinstance(job, Train):
-            return self._failure(job, getattr(result, "reason", "it answers another question"))
+        if isinstance(result, Failed):
+            return self._failure(job, result.reason, result.not_finite)
+        if isinstance(result, Trained) != isinstance(job, Train):
+            return self._failure(job, "it answers another question")
         if isinstance(job, Train):
             self._accepted.answered(job.client, job.round)
         return result
 
     @staticmethod
-    def _failure(job: Job, reason: str) -> Failed:
-        return Failed(reason) if isinstance(job, Train) else Absent(reason)
+    def _failure(job: Job, reason: str, not_finite: bool = False) -> Failed:
+        return Failed(reason, not_finite=not_finite) if isinstance(job, Train) else Absent(reason)
 
     @staticmethod
     def _site(job: Job) -> str:

@@ -98,6 +98,8 @@ def join(
 def _average_accuracy(host: OpenRun) -> float:
     """The average accuracy of those who took part."""
     accuracy = host.run.summary["accuracy_final"]
+    if accuracy is None:
+        raise UserError(f"{host.run.path} diverged before a round was scored; there is nothing to join")
     view = accuracy["personal"] or accuracy["global"]
     return float(view["average"])
 
