@@ -10,12 +10,14 @@ from by_hand import total
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from protofed.closed_form.sketch import expanded, sketched
+from protofed.closed_form.sums import ClassSumsUpload, means_of, subtracted
 from protofed.errors import UserError
 from protofed.methods.fed3r import Fed3R, ridge
 from protofed.methods.fedcgs import FedCGS, pooled_covariance
 from protofed.methods.fedcof import FedCOF, deviations
-from protofed.methods.fedncm import ClassSumsUpload, FedNCM, means_of, subtracted
-from protofed.methods.protoridge import ProtoRidge, expanded, sketched
+from protofed.methods.fedncm import FedNCM
+from protofed.methods.protoridge import ProtoRidge
 from protofed.models import Split
 from protofed.models.net import Net
 from protofed.records import ClassTable, Sum, Tally

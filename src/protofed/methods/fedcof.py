@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from protofed.closed_form.one_pass import OnePass, OnePassServer
+from protofed.closed_form.sums import ClassSums, doubled
 from protofed.method import At, NonNegative, Samples, Whole, knob
 from protofed.methods.fed3r import ridge
-from protofed.methods.fedncm import ClassSums, OnePass, OnePassServer, doubled
 from protofed.models.net import Net
 from protofed.records import ClassTable, Each, Record, Weights, map_tensors
 from protofed.registry import register
