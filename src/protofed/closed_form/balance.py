@@ -83,6 +83,21 @@ class BalancedMoments(OnePass[U]):
         G = unpack_symmetric((a * total.gram.rows).sum(0), at.dim) if len(total.gram.rows) else None
         return (a * N).sum(0), S, G
 
+    def regrouped(self, total: Moments, at: At) -> Moments:
+        """The sums with empty rows for the group of `at.client`, where nobody was in it before."""
+        groups, own = self.groups(at)
+        if groups * at.classes == len(total.sums.count):
+            return total
+
+        def widened(table: ClassTable, rows: int) -> ClassTable:
+            empty = ClassTable.empty(rows, table.rows.shape[1], table.rows)
+            return ClassTable(
+                torch.cat([table.rows[: own * rows], empty.rows, table.rows[own * rows :]]),
+                torch.cat([table.count[: own * rows], empty.count, table.count[own * rows :]]),
+            )
+
+        return Moments(widened(total.sums, at.classes), widened(total.gram, 1) if len(total.gram.rows) else total.gram)
+
     def global_prototypes(self, server: Any) -> ClassTable:
         """The class means, over all groups."""
         classes = len(next(iter(server.shared.weights.params.values())))

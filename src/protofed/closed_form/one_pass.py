@@ -141,6 +141,11 @@ class OnePass(Method[U]):
         self.refuse_unless_sum()
         return self.with_head(replace(server, total=subtracted(server.total, memory)), at)
 
+    def include(self, server: Any, memory: Any, at: At) -> Any:
+        """An addition."""
+        self.refuse_unless_sum()
+        return self.with_head(replace(server, total=subtracted(server.total, memory, sign=-1)), at)
+
     def refuse_unless_sum(self) -> None:
         """Raise where the server's state is more than a sum over sites and what follows from it."""
 

@@ -154,6 +154,16 @@ class TunedBySites(BalancedMoments[Any]):
         left = replace(server, total=subtracted(server.total, self.as_moments(memory, at)))
         return self.with_head(left, at)
 
+    def include(self, server: RidgeServer, memory: Any, at: At) -> RidgeServer:
+        """An addition, in rows of its own where its domain is new and domains balance."""
+        if len(at.plan.epochs) > 1:
+            raise UserError("the others chose by heads in which it did not take part (tune, rho); run again with it")
+        own = self.as_moments(memory, at)
+        joined = replace(server, total=subtracted(self.regrouped(server.total, at), own, sign=-1))
+        down, nobody = server.shared, map_tensors(joined.total, lambda tensor: torch.zeros_like(tensor))
+        told = {name: map_tensors(getattr(nobody, name), lambda t: t.to(down.sums.rows)) for name in ("sums", "gram")}
+        return self.with_head(replace(joined, shared=replace(down, **told)), at)
+
     @property
     def _lams(self) -> tuple[float, ...]:
         return LAMS if self.tune in ("lam", "both") else (self.lam,)

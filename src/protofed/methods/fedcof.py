@@ -84,6 +84,10 @@ class FedCOF(OnePass[ClassMeansUpload]):
         nothing = map_tensors(memory.sums, torch.zeros_like)
         return self._from({**server.sent, str(at.client): nothing}, server, at)
 
+    def include(self, server: FedCOFServer, memory: ClassSums, at: At) -> FedCOFServer:
+        """The head from the others' means and its own."""
+        return self._from({**server.sent, str(at.client): memory.sums}, server, at)
+
     def client_weights(self, server: FedCOFServer, upload: Any, at: At) -> Weights:
         """From the means of one site alone."""
         nobody = {client: map_tensors(table, torch.zeros_like) for client, table in server.sent.items()}
