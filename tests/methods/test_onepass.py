@@ -214,7 +214,9 @@ def test_a_sum_is_exact_and_its_parts_can_be_taken_away() -> None:
 
 
 @pytest.mark.parametrize(
-    "method", [FedNCM(), Fed3R(), FedCGS(), FedCOF(), ProtoRidge(), ProtoRidge(gram="sketch")], ids=str
+    "method",
+    [FedNCM(), Fed3R(), FedCGS(), FedCOF(), ProtoRidge(), ProtoRidge(gram="sketch")],
+    ids=["fedncm", "fed3r", "fedcgs", "fedcof", "protoridge", "sketch"],
 )
 def test_twenty_orders_of_join_and_forget_end_in_the_same_head(method: Any, make_at: Any, samples_of: Any) -> None:
     """Sites come and go in any order; what counts is who is there in the end."""
