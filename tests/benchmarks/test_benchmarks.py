@@ -133,3 +133,11 @@ def test_frozen_quick(benchmark, capsys):
     assert set(measured) == {"adapters", "last stage"}
     assert all(finite(ratios) for both in measured.values() for ratios in both)
     assert "later rounds / bare" in capsys.readouterr().out
+
+
+def test_one_pass_quick(benchmark, capsys):
+    measured = benchmark("one_pass").main(["--quick", "--cases", "fedncm,protoridge gram=full project=256"])
+    assert [each.case for each in measured] == ["fedncm", "protoridge gram=full project=256"]
+    held = 10 * 10  # sites times classes, each of 1,280 numbers of four bytes; some sites may lack a class
+    assert 0.9 * held * 5120 < measured[0].sent < 1.1 * held * 5120
+    assert "KB up per site" in capsys.readouterr().out

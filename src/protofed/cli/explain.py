@@ -10,6 +10,10 @@ from protofed.cli.options import QuietOption
 from protofed.cli.output import console, percent, show_table
 from protofed.text import Table, split_names
 
+_ShiftsOption = Annotated[
+    int, typer.Option("--shifts", min=1, max=16, help="exact maps so many times finer, from N x N shifted copies")
+]
+
 
 def explain_command(
     run: Annotated[Path, typer.Argument(help="the folder of a finished run")],
@@ -34,9 +38,7 @@ def explain_command(
         Literal["auto", "exact", "prototypes"],
         typer.Option("--evidence", help="exact: maps that add up to the logits; auto: what the run decides by"),
     ] = "auto",
-    shifts: Annotated[
-        int, typer.Option("--shifts", min=1, max=16, help="exact maps so many times finer, from N x N shifted copies")
-    ] = 1,
+    shifts: _ShiftsOption = 1,
     out: Annotated[Path | None, typer.Option("--out", help="where pictures and page go (RUN/explanations)")] = None,
     quiet: QuietOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="print explanations.json, and nothing else")] = False,
