@@ -105,4 +105,4 @@ def _show(content: dict[str, Any]) -> None:
 def _named(evidence: dict[str, Any]) -> str:
     if "rival" not in evidence:
         return f"{evidence['class']} #{evidence['prototype']}"
-    return evidence["class"] + ("" if evidence["rival"] is None else f", not {evidence['rival']}")
+    return f"{evidence['class']}" + ("" if evidence["rival"] is None else f", not {evidence['rival']}")

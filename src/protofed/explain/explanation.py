@@ -51,7 +51,7 @@ class Evidence:
 
         A place that is no more like the prototype than an average one says nothing.
         """
-        above = np.maximum(self.map - self.map.mean(), 0)
+        above: FloatArray = np.maximum(self.map - self.map.mean(), 0)
         return above if self.speaks_for else -above
 
     def words(self, classes: Sequence[str]) -> str:
