@@ -1,10 +1,13 @@
-"""Do explanations point at the disease? FedAdapterProto on images with planted lesions, whose places are known.
+"""Do explanations point at the disease? On images with planted lesions, whose places are known.
 
-    python -m benchmarks.pointing_game [--seeds 0,1,2] [--quick] [--write] [--keep FOLDER]
+    python -m benchmarks.pointing_game [--methods fedadapterproto,protoridge] [--seeds 0,1,2] [--quick] [--write]
+                                       [--keep FOLDER]
 
-A backbone is pretrained on the generated set's atlas, three sites train on their own images, and every client explains
-its own site's test images. Over the diseased images that it recognises: how often the box of the prototype that spoke
-most holds the middle of the lesion, and how often a random box of the same size does.
+A backbone is pretrained on the generated set's atlas. Then three sites train part prototypes on their own images
+(fedadapterproto), and every client explains its own site's test images; or the sites send statistics once (protoridge),
+and the head of all explains everybody's by what every place adds to its logits. Over the diseased images that are
+recognised: how often the box of the evidence that spoke most holds the middle of the lesion, and how often a random box
+of the same size does.
 """
 
 import argparse
@@ -23,9 +26,10 @@ import protofed
 from benchmarks import RESULTS, report, table
 from protofed.data.images import to_size
 from protofed.data.lesions import ATLAS, CLASSES, SIDE, SITES, draw_images, load_lesions
-from protofed.explain.evidence import Explanation, explain_with
+from protofed.explain.evidence import explain_with, nobody_trained
+from protofed.explain.explanation import Explanation
 from protofed.explain.maps import random_box
-from protofed.runs.opened import OpenRun
+from protofed.runs.opened import GLOBAL, OpenRun
 from protofed.runs.pretrain import pretrain
 from protofed.seeding import numpy_generator
 
@@ -62,8 +66,10 @@ QUICK = Work(image_size=16, pretraining=1, rounds=1, width=4)
 
 @dataclass(frozen=True)
 class Outcome:
-    """One seed: shares over all clients."""
+    """One method and seed: shares over all clients."""
 
+    method: str
+    seed: int
     accuracy: float
     hits: float
     chance: float
@@ -80,18 +86,19 @@ def backbone(work: Work, folder: Path) -> Path:
     return out
 
 
-def play(work: Work, seed: int, weights: Path, folder: Path) -> Outcome:
+def play(work: Work, method: str, seed: int, weights: Path, folder: Path) -> Outcome:
     """Train the sites, unless their run was kept, and let every client explain its own test images."""
-    out = folder / f"seed{seed}"
+    out = folder / f"{method}-seed{seed}"
+    own = {"prototype_dim": 32} if method == "fedadapterproto" else {}
     done = protofed.run(
-        "fedadapterproto",
+        method,
         "lesions",
         domains=",".join(SITES),
         weights=str(weights),
         rounds=work.rounds,
         evaluate_every=work.rounds,
         seed=seed,
-        set={**work.settings, "prototype_dim": 32},
+        set={**work.settings, **own},
         out=out,
         resume=(out / "run.json").exists(),
         **work.options,
@@ -103,14 +110,15 @@ def play(work: Work, seed: int, weights: Path, folder: Path) -> Outcome:
     right: list[bool] = []
     for client, site in opened.domains.items():
         test = load_lesions().domains[site].test
-        explained = explain_with(opened, client, to_size(test.x, size), top=1)
+        asked = GLOBAL if nobody_trained(opened) else client
+        explained = explain_with(opened, asked, to_size(test.x, size), top=1)
         correct = [view.predicted == label for view, label in zip(explained, test.y.tolist(), strict=True)]
         ill = [i for i, is_right in enumerate(correct) if is_right and CLASSES[int(test.y[i])] == "diseased"]
         places = draw_images(site, "test")[2][ill] * (work.image_size / SIDE)
         rng = numpy_generator(seed, "pointing", client)
         found, random = pointing_game([explained[i] for i in ill], places, size, rng)
         hits, chance, right = hits + found, chance + random, right + correct
-    return Outcome(float(np.mean(right)), _share(hits), _share(chance), len(hits))
+    return Outcome(method, seed, float(np.mean(right)), _share(hits), _share(chance), len(hits))
 
 
 def pointing_game(
@@ -142,6 +150,7 @@ def _share(values: Sequence[float]) -> float:
 def main(arguments: Sequence[str] | None = None) -> list[Outcome]:
     """Play for every seed, print, and on demand write the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pointing_game", description=__doc__.splitlines()[0])
+    parser.add_argument("--methods", default="fedadapterproto,protoridge", help="which to let explain")
     parser.add_argument("--seeds", default="0,1,2", help="for example 0,1,2")
     parser.add_argument("--quick", action="store_true", help="a tiny network, one round: does it work at all?")
     parser.add_argument("--keep", type=Path, help="keep backbone and runs in this folder, and use those in it")
@@ -150,32 +159,36 @@ def main(arguments: Sequence[str] | None = None) -> list[Outcome]:
     torch.set_num_threads(1)
     start, load = time.perf_counter(), os.getloadavg()[0]
     work = QUICK if given.quick else Work()
-    outcomes: dict[int, Outcome] = {}
+    outcomes: list[Outcome] = []
     with tempfile.TemporaryDirectory(prefix="protofed-benchmark-") as temporary:
         folder = given.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         weights = backbone(work, folder)
-        for seed in [int(part) for part in given.seeds.split(",")]:
-            outcomes[seed] = play(work, seed, weights, folder)
-            print(f"seed {seed}: {outcomes[seed]}", flush=True)
+        for method in given.methods.split(","):
+            for seed in [int(part) for part in given.seeds.split(",")]:
+                outcomes.append(play(work, method, seed, weights, folder))
+                print(outcomes[-1], flush=True)
     text = _table(outcomes)
     print(f"\n{text}")
     if given.write and not given.quick:
-        command = f"python -m benchmarks.pointing_game --seeds {given.seeds} --write"
+        command = f"python -m benchmarks.pointing_game --methods {given.methods} --seeds {given.seeds} --write"
         body = f"Goals: hits at least {HIT_GOAL}, random boxes at most {CHANCE_GOAL}.\n\n{text}"
         page = report("Pointing game on planted lesions", command, body, time.perf_counter() - start, load)
         (RESULTS / "pointing_game.md").write_text(page)
-    return list(outcomes.values())
+    return outcomes
 
 
-def _table(outcomes: dict[int, Outcome]) -> str:
-    rows: list[list[object]] = [
-        [seed, each.images, f"{each.accuracy:.3f}", f"{each.hits:.3f}", f"{each.chance:.3f}"]
-        for seed, each in outcomes.items()
-    ]
-    means = [np.mean([getattr(each, key) for each in outcomes.values()]) for key in ("accuracy", "hits", "chance")]
-    rows.append(["mean", "", *(f"{value:.3f}" for value in means)])
-    return table(["seed", "images", "accuracy", "hit rate", "random boxes"], rows)
+def _table(outcomes: Sequence[Outcome]) -> str:
+    rows: list[list[object]] = []
+    for method in dict.fromkeys(each.method for each in outcomes):
+        mine = [each for each in outcomes if each.method == method]
+        rows += [[method, each.seed, each.images, *_figures([each])] for each in mine]
+        rows.append([method, "mean", "", *_figures(mine)])
+    return table(["method", "seed", "images", "accuracy", "hit rate", "random boxes"], rows)
+
+
+def _figures(outcomes: Sequence[Outcome]) -> list[str]:
+    return [f"{np.mean([getattr(each, key) for each in outcomes]):.3f}" for key in ("accuracy", "hits", "chance")]
 
 
 if __name__ == "__main__":

@@ -321,6 +321,12 @@ class Method(Generic[U]):
         """
         raise UserError("its state is no sum over clients, so nobody's part can be taken out of it")
 
+    def include(self, server: Any, memory: Any, at: At) -> Record:
+        """The server's state as if `at.client`, whose memory this is, had sent its part with the others; all of them
+        are `at.participants`.
+        """
+        raise UserError("its state is no sum over clients, so nothing can be added to it")
+
     # What comes out
 
     def global_weights(self, server: Any) -> Weights | None:

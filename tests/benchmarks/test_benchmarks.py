@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from protofed.explain.evidence import Evidence, Explanation
+from protofed.explain.explanation import Evidence, Explanation
 from protofed.explain.maps import Box
 
 
@@ -44,8 +44,9 @@ def test_a_box_hits_where_it_holds_the_place(benchmark):
 
 
 def test_pointing_game_quick(benchmark, capsys):
-    (outcome,) = benchmark("pointing_game").main(["--quick", "--seeds", "0"])
-    assert 0 <= outcome.accuracy <= 1
+    outcomes = benchmark("pointing_game").main(["--quick", "--seeds", "0"])
+    assert [each.method for each in outcomes] == ["fedadapterproto", "protoridge"]
+    assert all(0 <= each.accuracy <= 1 for each in outcomes)
     assert "random boxes" in capsys.readouterr().out
 
 
@@ -53,7 +54,7 @@ def test_pointing_game_quick(benchmark, capsys):
 @pytest.mark.timeout(3600)
 def test_explanations_point_at_the_lesion(benchmark):
     game = benchmark("pointing_game")
-    outcomes = game.main([])
+    outcomes = game.main(["--methods", "fedadapterproto"])
     assert sum(each.hits for each in outcomes) / len(outcomes) >= game.HIT_GOAL
     assert sum(each.chance for each in outcomes) / len(outcomes) <= game.CHANCE_GOAL
 
@@ -132,3 +133,11 @@ def test_frozen_quick(benchmark, capsys):
     assert set(measured) == {"adapters", "last stage"}
     assert all(finite(ratios) for both in measured.values() for ratios in both)
     assert "later rounds / bare" in capsys.readouterr().out
+
+
+def test_one_pass_quick(benchmark, capsys):
+    measured = benchmark("one_pass").main(["--quick", "--cases", "fedncm,protoridge gram=full project=256"])
+    assert [each.case for each in measured] == ["fedncm", "protoridge gram=full project=256"]
+    held = 10 * 10  # sites times classes, each of 1,280 numbers of four bytes; some sites may lack a class
+    assert 0.9 * held * 5120 < measured[0].sent < 1.1 * held * 5120
+    assert "KB up per site" in capsys.readouterr().out

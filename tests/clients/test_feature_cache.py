@@ -35,7 +35,8 @@ def test_nothing_is_made_by_looking(tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
 
 
-def test_the_least_recently_used_make_room(tmp_path: Path) -> None:
+def test_the_least_recently_used_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("protofed.clients.feature_cache._FRESH", 0.0)
     cache = FeatureCache(tmp_path, limit=10 * 24)  # 8 bytes of checksum and 4 numbers each
     features = some(10)
     for key, value in features.items():

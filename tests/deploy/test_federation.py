@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from local_sites import OPTIONS, Federation
+from safetensors.torch import load_file
 
 import protofed
 from protofed.clients import Trained, decode_result, encode_result, unpack
@@ -20,6 +21,7 @@ from protofed.deploy.policy import Policy
 from protofed.deploy.protocol import SiteRequest
 from protofed.deploy.server import WaitLimits
 from protofed.errors import UserError
+from protofed.inference.forget import forget
 from protofed.method import knob
 from protofed.methods.i2pfl import I2PFL
 from protofed.records import Bytes, Weights, encode
@@ -513,3 +515,23 @@ def test_a_run_that_no_site_survives_ends_with_the_rounds_before(three: Federati
     assert "diverged in round 2: the weights of all 3 clients" in summary["warnings"][0]["text"]
     # The server knows how many test images of each class the sites have, so it can tell chance.
     assert set(summary["chance"]["global"]) >= {"a", "b", "c", "average"}
+
+
+def test_a_site_leaves_after_the_end_by_handing_over_what_it_sent(three: Federation) -> None:
+    """The server does not have it: the site's own state is subtracted, and what is left is a run without the site."""
+    run = three.run("protoridge", dtype="float64")
+    out = three.folder / "without-b"
+    with pytest.raises(UserError, match="--state"):
+        forget(run.path, "b-0", out=out)
+    (state,) = (three.folder / "state" / "b").glob("runs/*/clients/b-0.safetensors")
+    forget(run.path, "b-0", out=out, state=state)
+    protofed.run(
+        "protoridge",
+        three.data,
+        out=three.folder / "two",
+        engine="loop",
+        **{**OPTIONS, "dtype": "float64", "clients": "a=1,b=0,c=1"},
+    )
+    left, two = (load_file(three.folder / name / "model.safetensors") for name in ("without-b", "two"))
+    for name, tensor in two.items():
+        torch.testing.assert_close(left[name], tensor, atol=1e-9, rtol=0)

@@ -127,7 +127,7 @@ def test_class_prototypes_explain_other_methods(fedmp_run: Path) -> None:
 
 def test_methods_without_prototypes_are_refused_in_words(tiny_run: Any) -> None:
     run = tiny_run("fedavg", rounds=1)
-    with pytest.raises(UserError, match="fedavg has no prototypes"):
+    with pytest.raises(UserError, match="fedavg with mlp cannot be explained: it keeps no prototypes"):
         explain_with(OpenRun(run.path), "a-0", torch.zeros(1, 1, 8, 8, dtype=torch.uint8), top=1)
     with pytest.raises(UserError, match="unknown client 'z-0'"):
         OpenRun(run.path).model_of("z-0")

@@ -13,7 +13,7 @@ from protofed.cli import main
 from protofed.errors import UserError
 from protofed.explain import embed, explain
 from protofed.explain.agreement import agreement
-from protofed.explain.evidence import Evidence, Explanation
+from protofed.explain.explanation import Evidence, Explanation
 from protofed.explain.faithfulness import FRACTIONS, blur
 from protofed.explain.maps import Box, peak_box, random_box
 from protofed.explain.pictures import COOL, WARM, Column, figure, overlay

@@ -1,12 +1,17 @@
 """Joining: a newcomer against the broadcast of a complete run."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from protofed.errors import UserError
+from protofed.inference.addition import AdditionResult
+from protofed.inference.forget import forget
 from protofed.inference.join import join
 
 
@@ -65,3 +70,84 @@ def test_refusals(tiny_run: Any, make_data: Any, newcomer: str, tmp_path: Path) 
     with pytest.raises(UserError, match="nobody can join this run"):
         join(tiny_run("copa").path, newcomer, out=tmp_path / "joined")
     assert not (tmp_path / "joined").exists()
+
+
+# Sums
+
+
+@pytest.fixture
+def split_data(make_data: Any, tmp_path: Path) -> tuple[str, str, str]:
+    """Three sites, the first two alone, and the third alone: the same images."""
+    everybody = Path(make_data(["a", "b", "c"], name="everybody", absent={"c": [0]}))
+    folders = []
+    for name, domains in (("two", "ab"), ("one", "c")):
+        folder = tmp_path / name
+        folder.mkdir()
+        for domain in domains:
+            shutil.copyfile(everybody / f"{domain}.npz", folder / f"{domain}.npz")
+        folders.append(str(folder))
+    return str(everybody), folders[0], folders[1]
+
+
+def head_in(folder: Path) -> torch.Tensor:
+    model = load_file(folder / "model.safetensors")
+    return torch.cat([model[name].flatten() for name in ("fc.weight", "fc.bias")])
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("fedncm", {}),
+        ("fed3r", {}),
+        ("fedcgs", {}),
+        ("fedcof", {"parts": 2}),
+        ("protoridge", {}),
+        ("protoridge", {"project": 5, "gram": "none"}),
+        ("protoridge", {"balance": "domain"}),
+        ("protoridge", {"balance": "site", "gram": "sketch"}),
+    ],
+)
+def test_a_site_that_is_added_was_there_from_the_start(
+    method: str, settings: dict[str, Any], split_data: tuple[str, str, str], tiny_run: Any, tmp_path: Path
+) -> None:
+    everybody, two, third = split_data
+    options: dict[str, Any] = {"set": {"data.normalise": "half", **settings}, "dtype": "float64"}
+    from_the_start = tiny_run(method, data=everybody, **options)
+    host = tiny_run(method, data=two, **options)
+    joined = join(host.path, third, out=tmp_path / "joined")
+    assert isinstance(joined, AdditionResult)
+    assert joined.sites == ("a-0", "b-0", "c-0")
+    torch.testing.assert_close(head_in(tmp_path / "joined"), head_in(from_the_start.path), atol=1e-9, rtol=1e-9)
+    record = json.loads((tmp_path / "joined" / "joined.json").read_text())["joined"]
+    assert [entry["client"] for entry in record] == ["c-0"]
+    assert record[0]["model_sha256"]["before"] != record[0]["model_sha256"]["after"]
+    # And out again, and in again.
+    forget(tmp_path / "joined", "c-0", out=tmp_path / "left")
+    torch.testing.assert_close(head_in(tmp_path / "left"), head_in(host.path), atol=1e-9, rtol=1e-9)
+    join(tmp_path / "left", third, out=tmp_path / "again")
+    torch.testing.assert_close(head_in(tmp_path / "again"), head_in(from_the_start.path), atol=1e-9, rtol=1e-9)
+    with pytest.raises(UserError, match="is in the result already"):
+        join(tmp_path / "again", third, out=tmp_path / "twice")
+
+
+def test_what_is_no_sum_refuses_a_site(split_data: tuple[str, str, str], tiny_run: Any, tmp_path: Path) -> None:
+    _, two, third = split_data
+    for method, settings, reason in (("protoridge", {"tune": "lam"}, "tune"), ("fedncm", {"finetune": 1}, "finetune")):
+        host = tiny_run(method, data=two, set=settings)
+        with pytest.raises(UserError, match=reason):
+            join(host.path, third, out=tmp_path / "joined")
+        assert not (tmp_path / "joined").exists()
+
+
+def test_the_state_of_a_deployed_site_is_handed_over_to_be_forgotten(tiny_run: Any, tmp_path: Path) -> None:
+    """The server of a deployment has no states of sites."""
+    run = tiny_run("protoridge", dtype="float64")
+    forget(run.path, "a-0", out=tmp_path / "left")
+    kept = tmp_path / "a-0.safetensors"
+    (run.path / "clients" / "a-0.safetensors").rename(kept)
+    with pytest.raises(UserError, match="--state"):
+        forget(run.path, "a-0", out=tmp_path / "other")
+    forget(run.path, "a-0", out=tmp_path / "other", state=kept)
+    assert torch.equal(head_in(tmp_path / "other"), head_in(tmp_path / "left"))
+    with pytest.raises(UserError, match="no state of a site"):
+        forget(run.path, "a-0", out=tmp_path / "third", state=run.path / "run.json")

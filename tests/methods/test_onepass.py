@@ -10,12 +10,14 @@ from by_hand import total
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from protofed.closed_form.sketch import expanded, sketched
+from protofed.closed_form.sums import ClassSumsUpload, means_of
 from protofed.errors import UserError
 from protofed.methods.fed3r import Fed3R, ridge
 from protofed.methods.fedcgs import FedCGS, pooled_covariance
 from protofed.methods.fedcof import FedCOF, deviations
-from protofed.methods.fedncm import ClassSumsUpload, FedNCM, means_of, subtracted
-from protofed.methods.protoridge import ProtoRidge, expanded, sketched
+from protofed.methods.fedncm import FedNCM
+from protofed.methods.protoridge import ProtoRidge
 from protofed.models import Split
 from protofed.models.net import Net
 from protofed.records import ClassTable, Sum, Tally
@@ -211,9 +213,14 @@ def test_a_sum_is_exact_and_its_parts_can_be_taken_away() -> None:
     assert seen.count.tolist() == [8]
 
 
-def test_twenty_orders_of_join_and_forget_end_in_the_same_head(make_at: Any, samples_of: Any) -> None:
+@pytest.mark.parametrize(
+    "method",
+    [FedNCM(), Fed3R(), FedCGS(), FedCOF(), ProtoRidge(), ProtoRidge(gram="sketch")],
+    ids=["fedncm", "fed3r", "fedcgs", "fedcof", "protoridge", "sketch"],
+)
+def test_twenty_orders_of_join_and_forget_end_in_the_same_head(method: Any, make_at: Any, samples_of: Any) -> None:
     """Sites come and go in any order; what counts is who is there in the end."""
-    method, dim, classes = ProtoRidge(), 5, 3
+    dim, classes = 5, 3
     rng = torch.Generator().manual_seed(1)
     base = Split({"same": nn.Identity(), "fc": nn.Linear(dim, classes)}, cut="same", dim=dim, classes=classes)
     clients = {f"s{i}": 12 + i for i in range(6)}
@@ -228,15 +235,15 @@ def test_twenty_orders_of_join_and_forget_end_in_the_same_head(make_at: Any, sam
     heads = []
     for order in range(20):
         dice, state, present = random.Random(order), method.server_state(net, at), set()
-        for _ in range(30):
-            site = dice.choice(list(clients))
-            state = replace(state, total=subtracted(state.total, sent[site], sign=1 if site in present else -1))
+        steps = [dice.choice(list(clients)) for _ in range(30)]
+        there = {site for site in clients if steps.count(site) % 2}
+        for site in [*steps, *sorted(there ^ set(final), key=lambda _: dice.random())]:
+            change = method.forget if site in present else method.include
             present ^= {site}
-        for site in sorted(present ^ set(final), key=lambda _: dice.random()):
-            state = replace(state, total=subtracted(state.total, sent[site], sign=1 if site in present else -1))
-        heads.append(
-            torch.cat([part.flatten() for part in head_of(method.with_head(state, replace(at, participants=final)))])
-        )
+            where = replace(at, client=site, participants=tuple(sorted(present)))
+            state = change(state, sent[site], where)
+        assert present == set(final)
+        heads.append(torch.cat([part.flatten() for part in head_of(state)]))
     for other in heads[1:]:
         torch.testing.assert_close(other, heads[0], atol=1e-9, rtol=0)
 

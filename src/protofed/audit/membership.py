@@ -12,7 +12,6 @@ from math import sqrt
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.stats import rankdata
 from torch import Tensor
 
 _NORMAL_95 = 1.959964
@@ -44,6 +43,7 @@ class Auc:
 
 def auc(members: Tensor, outsiders: Tensor) -> Auc:
     """Of scores of members and of outsiders; the error is that of DeLong, DeLong and Clarke-Pearson, 1988."""
+    from scipy.stats import rankdata
     from sklearn.metrics import roc_auc_score
 
     inside, outside = (np.sort(np.asarray(scores.double())) for scores in (members, outsiders))

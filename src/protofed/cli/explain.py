@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -10,9 +10,13 @@ from protofed.cli.options import ModelOfOption, QuietOption
 from protofed.cli.output import console, percent, show_table
 from protofed.text import Table, split_names
 
+_ShiftsOption = Annotated[
+    int, typer.Option("--shifts", min=1, max=16, help="exact maps so many times finer, from N x N shifted copies")
+]
+
 
 def explain_command(
-    run: Annotated[Path, typer.Argument(help="the folder of a finished run of a prototype method")],
+    run: Annotated[Path, typer.Argument(help="the folder of a finished run")],
     images: Annotated[Path | None, typer.Option("--images", help="a folder of images, or one image file")] = None,
     domain: Annotated[str | None, typer.Option("--domain", help="test images of this domain of the run")] = None,
     label: Annotated[
@@ -20,7 +24,7 @@ def explain_command(
     ] = None,
     count: Annotated[int, typer.Option("--count", min=1, help="how many images at most")] = 8,
     clients: Annotated[str | None, typer.Option("--clients", help="a,b (default: all; global: the server's)")] = None,
-    top: Annotated[int, typer.Option("--top", min=1, help="prototypes shown of each client")] = 3,
+    top: Annotated[int, typer.Option("--top", min=1, help="prototypes, or maps of exact evidence, of each client")] = 3,
     project: Annotated[
         bool, typer.Option("--project", help="first find each client's own training patches nearest to its prototypes")
     ] = False,
@@ -30,6 +34,11 @@ def explain_command(
     faithfulness: Annotated[
         bool, typer.Option("--faithfulness", help="also: does the box matter more than a random one?")
     ] = False,
+    evidence: Annotated[
+        Literal["auto", "exact", "prototypes"],
+        typer.Option("--evidence", help="exact: maps that add up to the logits; auto: what the run decides by"),
+    ] = "auto",
+    shifts: _ShiftsOption = 1,
     model_of: ModelOfOption = "last",
     out: Annotated[Path | None, typer.Option("--out", help="where pictures and page go (RUN/explanations)")] = None,
     quiet: QuietOption = False,
@@ -53,6 +62,8 @@ def explain_command(
         project=project,
         projected=projected,
         faithful=faithfulness,
+        evidence=evidence,
+        shifts=shifts,
         model_of=model_of,
     )
     if as_json:
@@ -74,7 +85,7 @@ def _show(content: dict[str, Any]) -> None:
             view["client"],
             view["predicted"],
             percent(view["probability"]),
-            f"{prototype['class']} #{prototype['prototype']}",
+            _named(prototype),
             f"{prototype['lift']:+.3f}",
             "flat" if prototype["box"] is None else "{}-{}, {}-{}".format(*prototype["box"]),
         ]
@@ -82,11 +93,18 @@ def _show(content: dict[str, Any]) -> None:
         for view in image["clients"]
         for prototype in view["prototypes"][:1]
     ]
-    columns = ["image", "client", "prediction", "%", "prototype", "lift", "rows, columns"]
-    show_table(Table("The prototype that spoke most", columns, rows))
+    spoke = "evidence" if content["evidence"] == "exact" else "prototype"
+    columns = ["image", "client", "prediction", "%", spoke, "lift", "rows, columns"]
+    show_table(Table(f"The {spoke} that spoke most", columns, rows))
     for table in content["tables"]:
         show_table(Table(**table))
     for finding in content["findings"]:
         console().print(finding)
     for note in content["notes"]:
         console().print(f"note: {note}")
+
+
+def _named(evidence: dict[str, Any]) -> str:
+    if "rival" not in evidence:
+        return f"{evidence['class']} #{evidence['prototype']}"
+    return f"{evidence['class']}" + ("" if evidence["rival"] is None else f", not {evidence['rival']}")

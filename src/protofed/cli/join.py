@@ -8,6 +8,7 @@ import typer
 
 from protofed.cli.options import DataRootOption
 from protofed.cli.output import console, percent, size
+from protofed.inference.addition import AdditionResult
 from protofed.inference.join import DEFAULT_ROUNDS, JoinRound, join
 
 _SamplesOption = Annotated[str | None, typer.Option("--samples-per-client", help="use so many of its training images")]
@@ -34,6 +35,8 @@ def join_command(
 ) -> None:
     """Train a newcomer against what the run would send it, until it is as good as those who took part.
 
+    Where the result is a sum over sites (fedncm, fed3r, fedcgs, fedcof, protoridge) its part is added, exactly.
+
     Example: protofed join my-run --data my-data --model lenet5 --out my-site
     """
 
@@ -56,6 +59,12 @@ def join_command(
     content = result.as_dict()
     if as_json:
         print(json.dumps(content))
+        return
+    if isinstance(result, AdditionResult):
+        console().print(
+            f"{result.client} and its {result.images} images are in the result, which is a sum over "
+            f"{len(result.sites)} sites; sent {size(result.up)} up; written to {out}"
+        )
         return
     sent = f"{size(content['bytes']['up'])} up and {size(content['bytes']['down'])} down"
     when = f"reached after {result.reached} rounds" if result.reached else f"not reached in {len(result.rounds)} rounds"

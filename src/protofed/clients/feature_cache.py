@@ -31,6 +31,8 @@ _FILE = "features.sqlite"
 _AT_ONCE = 500
 _CHECKSUM = 8
 _DTYPE = torch.float32
+_FRESH = 3600.0
+"""Seconds for which a feature counts as just used."""
 _PATIENCE = 60.0
 """Seconds to wait for another process that writes."""
 _SCHEMA = """
@@ -67,7 +69,10 @@ class FeatureCache:
             for part in _parts(list(dict.fromkeys(images))):
                 where = f"WHERE backbone = ? AND image IN ({','.join('?' * len(part))})"
                 values.update(database.execute(f"SELECT image, value FROM features {where}", (backbone, *part)))
-                database.execute(f"UPDATE features SET used = ? {where}", (time.time(), backbone, *part))
+                now = time.time()
+                # To write that a feature was used rewrites the feature.
+                stale = (now, backbone, *part, now - _FRESH)
+                database.execute(f"UPDATE features SET used = ? {where} AND used < ?", stale)
             return values
 
         nothing: dict[bytes, bytes] = {}

@@ -1,7 +1,7 @@
 """What a run does not train: computed once where that is right, and with its batch normalisation folded."""
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -20,8 +20,8 @@ from protofed.clients.training import set_modes, trained_names
 from protofed.errors import UserError
 from protofed.method import Method
 from protofed.models import ImageShape, Split, tensors
-from protofed.models.fast.onnx_frozen import frozen_extractor
-from protofed.models.fast.stand_ins import find_recipe, stand_in
+from protofed.models.fast.onnx_frozen import FrozenExtractor, expected_runtime, frozen_extractor
+from protofed.models.fast.stand_ins import Recipe, find_recipe, stand_in
 from protofed.models.freezing import Frozen, unwrapped
 from protofed.models.net import Net, Shortcut
 from protofed.models.unit_length import Cheap
@@ -55,6 +55,7 @@ class _Problem(NamedTuple):
 
 
 _EXTRACTED_TOGETHER = 32
+_LOOKED_UP_TOGETHER = 16 * _EXTRACTED_TOGETHER
 _TRIAL = 2
 """Images on which a stage is tried in both modes."""
 
@@ -126,7 +127,7 @@ def find_frozen(method: Method, model: Split, image_shape: ImageShape) -> Frozen
         h = stage(x)
         if in_training is not None and torch.equal(in_training, h):
             still.append(name)
-            recipe = find_recipe(unwrapped(stage), x)
+            recipe = find_recipe(unwrapped(stage), x[:1])
             if recipe.folds:
                 recipes[name] = recipe
         x, shapes[name] = h, tuple(h.shape[1:])
@@ -169,6 +170,26 @@ def feature_store(context: RunContext, limit: int = MEMORY_LIMIT) -> FeatureStor
     return FeatureStore(needed, context.dtype, context.clients_folder.parent, limit) if needed else None
 
 
+class _StandIns(Mapping[str, nn.Module]):
+    """Stand-ins that are made when they are asked for: where all features are kept, none is."""
+
+    def __init__(self, recipes: Mapping[str, Recipe], make: Callable[[str, Recipe], nn.Module]) -> None:
+        self._recipes = recipes
+        self._make = make
+        self._made: dict[str, nn.Module] = {}
+
+    def __getitem__(self, name: str) -> nn.Module:
+        if name not in self._made:
+            self._made[name] = self._make(name, self._recipes[name])
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._recipes)
+
+    def __len__(self) -> int:
+        return len(self._recipes)
+
+
 class FrozenStages:
     """One architecture's frozen stages at work: their stand-ins, and the features behind its prefix."""
 
@@ -194,11 +215,11 @@ class FrozenStages:
 
     @cached_property
     def _shortcut(self) -> Shortcut:
-        stages = self._model.stages()
-        stand_ins = {
-            name: stand_in(unwrapped(stages[name]), recipe, self._context.layout).to(self._context.device)
-            for name, recipe in self._part.recipes.items()
-        }
+        stages, context = self._model.stages(), self._context
+        stand_ins = _StandIns(
+            self._part.recipes,
+            lambda name, recipe: stand_in(unwrapped(stages[name]), recipe, context.layout).to(context.device),
+        )
         return Shortcut(stand_ins, len(self._part.prefix), self._lookup)
 
     def install(self) -> None:
@@ -222,7 +243,7 @@ class FrozenStages:
     def _fill(self, key: SampleSet, rows: Tensor) -> None:
         """In the samples' order and in chunks of a fixed size, so the result is the same in every process."""
         samples = self._context.sample_set(key)
-        size = self._context.plan.batch if self._backbone is None else _EXTRACTED_TOGETHER
+        size = self._context.plan.batch if self._backbone is None else _LOOKED_UP_TOGETHER
         for start in range(0, samples.rows, size):
             chunk = torch.arange(start, min(start + size, samples.rows))
             h = self._computed(samples, chunk) if self._backbone is None else self._backbone.features(samples, chunk)
@@ -258,32 +279,50 @@ class Backbone:
     """Leading stages that are frozen for all clients, run by the fastest available runtime and cached."""
 
     def __init__(self, stages: Mapping[str, nn.Module], context: RunContext, threads: int) -> None:
-        self._extractor = frozen_extractor(map(unwrapped, stages.values()), context.dataset.image_shape, threads)
+        self._stages = {name: unwrapped(stage) for name, stage in stages.items()}
+        self._image_shape = context.dataset.image_shape
+        self._threads = threads
         # The cache is float32; a run in another precision needs all of its digits.
         self._cache = FeatureCache() if context.dtype == torch.float32 else None
-        self._key = self._fingerprint(stages, context)
+        self._key = self._fingerprint(expected_runtime(self._stages.values()))
+
+    @cached_property
+    def _extractor(self) -> FrozenExtractor:
+        """Made when an image has to be computed, which takes longer than to look up many."""
+        extractor = frozen_extractor(self._stages.values(), self._image_shape, self._threads)
+        self._key = self._fingerprint(extractor.runtime)
+        return extractor
 
     def features(self, samples: ClientSamples, rows: Tensor) -> Tensor:
         """What comes out for some rows, one flat vector each."""
-        digests = [samples.digest(row) for row in rows.tolist()] if self._cache is not None else []
-        known = {} if self._cache is None else self._cache.read(self._key, digests)
-        missing = [number for number in range(len(rows)) if not digests or digests[number] not in known]
-        if not missing:
-            return torch.stack([known[digest] for digest in digests])
-        new = self._extractor.features(samples.render(rows[missing])).flatten(1)
         if self._cache is None:
-            return new
-        made = {digests[number]: feature for number, feature in zip(missing, new, strict=True)}
-        self._cache.write(self._key, made)
-        known.update(made)
+            return torch.cat([self._computed(samples, part) for part in torch.split(rows, _EXTRACTED_TOGETHER)])
+        digests = [samples.digest(row) for row in rows.tolist()]
+        key = self._key
+        known = self._cache.read(key, digests)
+        places = range(0, len(rows), _EXTRACTED_TOGETHER)
+        parts = [range(start, min(start + _EXTRACTED_TOGETHER, len(rows))) for start in places]
+        for part in parts:
+            missing = [number for number in part if digests[number] not in known]
+            if not missing:
+                continue
+            new = self._computed(samples, rows[missing])
+            if self._key != key:
+                return self.features(samples, rows)  # another runtime computes than was expected
+            made = {digests[number]: feature for number, feature in zip(missing, new, strict=True)}
+            self._cache.write(key, made)
+            known.update(made)
         return torch.stack([known[digest] for digest in digests])
 
-    def _fingerprint(self, stages: Mapping[str, nn.Module], context: RunContext) -> bytes:
+    def _computed(self, samples: ClientSamples, rows: Tensor) -> Tensor:
+        return self._extractor.features(samples.render(rows)).flatten(1)
+
+    def _fingerprint(self, runtime: str) -> bytes:
         """All that features depend on besides the images: stages, weights, size and runtime."""
-        about = f"{list(stages)} {context.dataset.image_shape} {self._extractor.runtime}"
+        about = f"{list(self._stages)} {self._image_shape} {runtime}"
         digest = blake2b(about.encode(), digest_size=16)
-        for name, stage in stages.items():
-            for key, tensor in tensors(unwrapped(stage)).items():
+        for name, stage in self._stages.items():
+            for key, tensor in tensors(stage).items():
                 digest.update(f"{name}.{key}".encode())
                 digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
         return digest.digest()

@@ -172,8 +172,12 @@ def filled(array: PixelArray) -> Pixels:
 
 
 def select(x: Pixels, positions: Tensor) -> Pixels:
-    """The images at these positions: a copy of what is in memory, a view of what is not."""
-    return x.select(positions) if isinstance(x, StoredPixels) else x[positions]
+    """The images at these positions: of what is in memory a copy, unless they lie in a row; a view of what is not."""
+    if isinstance(x, StoredPixels):
+        return x.select(positions)
+    first, last = (int(positions[0]), int(positions[-1])) if len(positions) else (0, -1)
+    in_a_row = last - first + 1 == len(positions) and bool((positions.diff() == 1).all())
+    return x[first : last + 1] if in_a_row else x[positions]
 
 
 def join(several: Sequence[Pixels]) -> Pixels:

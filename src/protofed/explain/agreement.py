@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import spearmanr
 
-from protofed.explain.evidence import Explanation
+from protofed.explain.explanation import Explanation
 from protofed.explain.maps import Box, random_box
 from protofed.seeding import numpy_generator
 

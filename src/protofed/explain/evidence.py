@@ -2,7 +2,8 @@
 
 Part prototypes (fedprototypical, fedadapterproto) are compared with every patch: the logit is the sum of
 weight x similarity of the nearest patch. Class prototypes (every other prototype method) are compared with the
-features; the map is the similarity of every position of the last feature stage.
+features; the map is the similarity of every position of the last feature stage. A linear head on pooled patches has
+evidence that adds up to its logits (`exact`).
 
 A contribution of weight x similarity cannot be ranked as it is: with the similarity -d a prototype that was not found
 at all adds most. So prototypes are ranked by their `lift`: how much the place where they were found moves the decision
@@ -10,7 +11,7 @@ beyond what an average place of the same image would.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -18,97 +19,82 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from protofed.closed_form.one_pass import OnePass
 from protofed.errors import UserError
-from protofed.explain.maps import COARSE, Box, enlarged, peak_box, peak_of
+from protofed.explain.exact import decides_by_patches, explain_exactly
+from protofed.explain.explanation import Evidence, Explanation
+from protofed.explain.maps import enlarged, peak_box, peak_of
 from protofed.method import At, Method
 from protofed.models.groups import part
 from protofed.models.net import Net
 from protofed.models.protopnet import prototypes_of
 from protofed.records import ClassTable
-from protofed.runs.opened import OpenRun, batches
+from protofed.runs.opened import GLOBAL, OpenRun, batches
 from protofed.verbs import cosine
 
-FloatArray = NDArray[np.float32]
+EvidenceKind = Literal["exact", "parts", "classes"]
+"""Sums over patches that are the logits; part prototypes; class prototypes."""
 
 
-@dataclass(frozen=True)
-class Evidence:
-    """One prototype and what it says about one image."""
-
-    prototype: int
-    """Its number; for class prototypes that of the class."""
-    label: int
-    """The class it is of."""
-    similarity: float
-    contribution: float
-    """Of part prototypes weight x similarity, which add up to the logit of the predicted class; of class prototypes
-    the similarity beyond that of an average class."""
-    lift: float
-    """What its place adds to the decision, beyond an average place; negative: it speaks against it."""
-    map: FloatArray
-    """Similarity at every pixel, [H, W]."""
-    box: Box | None
-    """Around the peak of the map; None: the map is flat."""
-    positions: tuple[int, int]
-    """Size of the map before it was enlarged."""
-    scattered: bool = False
-    """Whether the map has other peaks far from the box."""
-
-    @property
-    def speaks_for(self) -> bool:
-        """For the predicted class, or against it."""
-        return self.lift > 0
-
-    @property
-    def coarse(self) -> bool:
-        """Whether the map has too few positions for a meaningful box."""
-        return min(self.positions) < COARSE
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """What one client's model says about one image, and why."""
-
-    client: str
-    probabilities: tuple[float, ...]
-    evidence: tuple[Evidence, ...]
-    """Those that spoke most; first the one that spoke most for the prediction."""
-
-    @property
-    def predicted(self) -> int:
-        """The class."""
-        return max(range(len(self.probabilities)), key=self.probabilities.__getitem__)
-
-    @property
-    def strongest(self) -> Evidence:
-        """The prototype that spoke most for the prediction."""
-        return self.evidence[0]
-
-
-def explain_with(opened: OpenRun, client: str, pixels: Tensor, top: int, projected: bool = False) -> list[Explanation]:
+def explain_with(
+    opened: OpenRun, client: str, pixels: Tensor, top: int, projected: bool = False, by: str = "auto", shifts: int = 1
+) -> list[Explanation]:
     """One client's view of images [n, C, H, W] of the run's shape; uses its model and the images, nothing else.
 
-    `projected`: with its part prototypes as they lie after a projection, where there was one.
+    `projected`: with its part prototypes as they lie after a projection, where there was one. `by`: see
+    `kind_of_evidence`. `shifts`: of exact evidence, how many times finer than the network's own maps it is to be.
     """
+    kind = kind_of_evidence(opened, client, by)
+    if shifts > 1 and kind != "exact":
+        raise UserError("--shifts makes maps of exact evidence finer; prototypes are looked up in the image itself")
     net, at = opened.model_of(client)
-    if has_parts(net):
-        if projected:
-            place_projected(opened, client, net)
-        table = None
-    else:
-        table = opened.prototypes()
-        if table is None:
-            raise UserError(
-                f"{opened.config['method']['name']} has no prototypes to explain a decision by; methods that have some "
-                "are marked so in `protofed methods`"
-            )
+    if kind == "parts" and projected:
+        place_projected(opened, client, net)
+    table = opened.prototypes() if kind == "classes" else None
     explanations: list[Explanation] = []
     for x in batches(opened.normalised(pixels)):
-        if table is None:
-            explanations += _of_parts(net, opened.method, at, client, x, top)
-        else:
+        if kind == "exact":
+            explanations += explain_exactly(net, opened.method, at, client, x, top, shifts)
+        elif table is not None:
             explanations += _of_classes(net, opened.method, at, client, x, top, table)
+        else:
+            explanations += _of_parts(net, opened.method, at, client, x, top)
     return explanations
+
+
+def kind_of_evidence(opened: OpenRun, client: str, by: str = "auto") -> EvidenceKind:
+    """By what a client's decisions can be explained: `exact` or `prototypes`, or `auto`.
+
+    That is part prototypes where the network has them, since it decides by them; exact evidence where the head was
+    computed or there are no prototypes; else class prototypes.
+    """
+    net, _ = opened.model_of(client)
+    name, model = opened.config["method"]["name"], opened.config["model"]["name"]
+    if has_parts(net):
+        if by == "exact":
+            raise UserError(f"{name} decides by part prototypes, which are its evidence; leave --evidence out")
+        return "parts"
+    exact, table = decides_by_patches(net, opened.method), opened.prototypes()
+    if by == "exact" and not exact:
+        raise UserError(f"{name} with {model} has no exact evidence: {_EXACT}")
+    if exact and (by == "exact" or (by == "auto" and (table is None or isinstance(opened.method, OnePass)))):
+        if client != GLOBAL and nobody_trained(opened):
+            raise UserError(f"with {name} all sites use the server's model, so ask that: --clients {GLOBAL}")
+        return "exact"
+    if table is None:
+        raise UserError(f"{name} with {model} cannot be explained: it keeps no prototypes, and {_EXACT}")
+    return "classes"
+
+
+_EXACT = (
+    "its logits are no sum over places, as they are where the network averages its feature maps and ends in one linear "
+    "layer (resnet10, resnet18, resnet50, efficientnet_lite0)"
+)
+
+
+def nobody_trained(opened: OpenRun) -> bool:
+    """Whether sites have nothing of their own in their models, since these were computed at the server."""
+    return not any(opened.context.plan.epochs) and opened.method.kind == "global"
 
 
 def has_parts(net: Net) -> bool:

@@ -5,13 +5,16 @@
     title, text    what this is, in words; `items` and `tables`: pictures with captions, and tables, for the report
     run            method, data, path and rounds of the run
     clients        names of the models that were asked, `global` for the server's
+    evidence       exact, parts or classes: sums over places, part prototypes, class prototypes; `shifts` of copies
     projected      whether the models were asked with their prototypes moved onto training patches
     images         for each: `name`, `label` (class, or null), `pictures` (files, strongest prototype first) and
                    `clients`: for each `client`, `predicted`, `probability`, `probabilities`, `agrees` (with the image's
                    class; null where that is unknown) and `prototypes`: those that spoke most, each with
                    `prototype`, `class`, `similarity`, `contribution`, `lift`, `for` (it speaks for the prediction),
                    `box` [top, bottom, left, right) in pixels or null for a flat map, `positions` of the map,
-                   `scattered` (it has other peaks far from the box)
+                   `scattered` (it has other peaks far from the box); exact evidence has such an entry for the lead
+                   of the predicted class over the runner-up (`rival`) and for single classes, with `map` (what every
+                   place adds), `bias` and `logit` (the sum of both), and over shifted copies `shifted_logit`
     agreement      between clients (see `agreement`), or null for a single one; `agreement_pictures`: files
     faithfulness   `fractions`, `pictures` and per client the curves (see `Curves`), or null
     projection     accuracy `before` and `after` per client, or null
@@ -23,6 +26,7 @@
 import json
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +35,16 @@ import numpy as np
 from protofed.engines.loop import LoopEngine
 from protofed.errors import UserError
 from protofed.explain.agreement import agreement
-from protofed.explain.evidence import Explanation, explain_with, source_patches
+from protofed.explain.evidence import explain_with, kind_of_evidence, nobody_trained, source_patches
+from protofed.explain.exact_pictures import exact_figure
+from protofed.explain.explanation import Explanation
 from protofed.explain.faithfulness import FRACTIONS, faithfulness
 from protofed.explain.images import SelectedImages, from_domain, from_files
 from protofed.explain.maps import even
 from protofed.explain.page import page
 from protofed.explain.pictures import Column, colour, figure, matrix
 from protofed.explain.plots import draw_curves
-from protofed.explain.wording import ABOUT, findings, notes, tables
+from protofed.explain.wording import about, findings, notes, tables, undecided
 from protofed.federation import Federation, RoundPolicy
 from protofed.runs.opened import GLOBAL, LAST, OpenRun
 from protofed.seeding import numpy_generator
@@ -63,6 +69,8 @@ def explain(
     project: bool = False,
     projected: bool = False,
     faithful: bool = False,
+    evidence: str = "auto",
+    shifts: int = 1,
     model_of: str = LAST,
 ) -> dict[str, Any]:
     """Explain what the models of a run say about images; pictures, a page and `explanations.json` go to `out`.
@@ -71,8 +79,9 @@ def explain(
     `label`. `clients` are asked with their models as their training left them; all of them unless named, and `global`
     means the server's model. `model_of="best"` asks the models of the best round instead of the last. `project` first
     lets clients find the training patches their part prototypes come nearest to, which are then shown beside them;
-    `projected` asks the models with the prototypes moved there, which may cost accuracy. Only `domain` and `project`
-    need the run's data; `out` is `explanations` in the run folder unless given.
+    `projected` asks the models with the prototypes moved there, which may cost accuracy. `evidence` is `exact`,
+    `prototypes` or `auto` (see `kind_of_evidence`), `shifts` makes exact maps as many times finer. Only `domain` and
+    `project` need the run's data; `out` is `explanations` in the run folder unless given.
     """
     if (images is None) == (domain is None):
         raise UserError("give the images to explain: --images FOLDER, or --domain NAME for test images of the run")
@@ -88,10 +97,11 @@ def explain(
             if domain is not None
             else from_files(opened, Path(str(images)), count)
         )
-        names = list(clients) if clients else opened.clients
+        names = list(clients) if clients else [GLOBAL] if nobody_trained(opened) else opened.clients
         folder = Path(out) if out is not None else opened.run.path / "explanations"
         folder.mkdir(parents=True, exist_ok=True)
-        explained = _ExplanationFolder(opened, selected, names, top, folder, use_projected=projected)
+        how = _How(top, projected, evidence, shifts)
+        explained = _ExplanationFolder(opened, selected, names, how, folder)
         content = explained.content(accuracies, faithful)
         write_atomically(folder / INDEX, json.dumps(content, indent=2, allow_nan=False).encode() + b"\n")
         write_atomically(folder / "index.html", page(content, folder).encode())
@@ -114,6 +124,16 @@ def _project_now(run: str | Path) -> dict[str, Any]:
         folder.release()
 
 
+@dataclass(frozen=True)
+class _How:
+    """What the user chose about the evidence."""
+
+    top: int
+    projected: bool
+    by: str
+    shifts: int
+
+
 class _ExplanationFolder:
     """The parts of a folder of explanations."""
 
@@ -122,21 +142,22 @@ class _ExplanationFolder:
         opened: OpenRun,
         images: SelectedImages,
         clients: Sequence[str],
-        top: int,
+        how: _How,
         folder: Path,
-        *,
-        use_projected: bool,
     ) -> None:
         self._opened = opened
         self._images = images
         self._clients = clients
         self._folder = folder
-        self._use_projected = use_projected
+        self._how = how
         start, cpu_start = time.perf_counter(), time.process_time()
         self._views: dict[str, list[Explanation]] = {}
         self._sources: dict[str, Mapping[int, Any]] = {}
+        self._kind = kind_of_evidence(opened, clients[0], how.by)
         for client in clients:
-            self._views[client] = explain_with(opened, client, images.pixels, top, use_projected)
+            self._views[client] = explain_with(
+                opened, client, images.pixels, how.top, how.projected, how.by, how.shifts
+            )
             prototypes = sorted({each.prototype for view in self._views[client] for each in view.evidence})
             self._sources[client] = {} if client == GLOBAL else source_patches(opened, client, prototypes)
         self._pictures = [self._drawn(number) for number in range(len(images.names))]
@@ -159,7 +180,9 @@ class _ExplanationFolder:
                 "rounds": opened.done,
             },
             "clients": list(self._clients),
-            "projected": self._use_projected,
+            "evidence": self._kind,
+            "shifts": self._how.shifts,
+            "projected": self._how.projected,
             "images": [self._image(number) for number in range(len(self._images.names))],
             "agreement": agreed,
             "agreement_pictures": self._agreement_pictures(agreed) if agreed else [],
@@ -171,7 +194,7 @@ class _ExplanationFolder:
         }
         content["findings"] = findings(content)
         return content | {
-            "text": " ".join([ABOUT, *content["findings"], *(f"{note}." for note in content["notes"])]),
+            "text": " ".join([about(content), *content["findings"], *(f"{note}." for note in content["notes"])]),
             "items": self._items(content),
             "tables": [table.as_dict() for table in tables(content).values()],
         }
@@ -199,6 +222,12 @@ class _ExplanationFolder:
     def _drawn(self, number: int) -> list[str]:
         """One picture for each rank of prototypes; their file names."""
         image = colour(self._images.pixels[number].numpy())
+        if self._kind == "exact":
+            name = f"{number:03d}-evidence.png"
+            views = [views[number] for views in self._views.values()]
+            drawn = exact_figure(image, views, self._opened.classes, self._images.labels[number])
+            drawn.save(self._folder / name, compress_level=_COMPRESSION)
+            return [name]
         ranks = min(len(views[number].evidence) for views in self._views.values())
         names = []
         for rank in range(ranks):
@@ -229,7 +258,7 @@ class _ExplanationFolder:
         curves = {}
         for client, views in self._views.items():
             rng = numpy_generator(seed, "faithfulness", client)
-            measured = faithfulness(opened, client, self._images.pixels, views, rng, projected=self._use_projected)
+            measured = faithfulness(opened, client, self._images.pixels, views, rng, projected=self._how.projected)
             if measured is not None:
                 curves[client] = measured.as_dict()
         if not curves:
@@ -242,7 +271,8 @@ class _ExplanationFolder:
         blank = sum(
             self._shows_nothing(client, number) for client in self._clients for number in range(len(self._images.names))
         )
-        return notes(strongest, blank, projection)
+        views = [view.probabilities for views in self._views.values() for view in views]
+        return [*notes(strongest, blank, projection), *(undecided(views) if self._kind == "exact" else [])]
 
     def _shows_nothing(self, client: str, number: int) -> bool:
         box = self._views[client][number].strongest.box
@@ -258,18 +288,5 @@ def _view(explanation: Explanation, label: int, classes: Sequence[str]) -> dict[
         "probability": explanation.probabilities[predicted],
         "probabilities": [round(float(np.float64(value)), 6) for value in explanation.probabilities],
         "agrees": None if label < 0 else predicted == label,
-        "prototypes": [
-            {
-                "prototype": each.prototype,
-                "class": classes[each.label],
-                "similarity": each.similarity,
-                "contribution": each.contribution,
-                "lift": each.lift,
-                "for": each.speaks_for,
-                "box": None if each.box is None else list(each.box),
-                "positions": list(each.positions),
-                "scattered": each.scattered,
-            }
-            for each in explanation.evidence
-        ],
+        "prototypes": [each.as_dict(classes) for each in explanation.evidence],
     }

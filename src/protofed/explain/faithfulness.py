@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from protofed.explain.evidence import Evidence, Explanation, has_parts, place_projected
+from protofed.explain.evidence import has_parts, place_projected
+from protofed.explain.explanation import Evidence, Explanation
 from protofed.explain.maps import Box, random_box
 from protofed.runs.opened import OpenRun
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from protofed.explain.wording import ABOUT, tables
+from protofed.explain.wording import about, tables
 from protofed.pages.elements import details, gallery, picture, plain_table, png_source
 from protofed.pages.markup import Html, document, tag
 from protofed.text import percent
@@ -27,7 +27,7 @@ def _findings(content: Mapping[str, Any]) -> Html:
     """How to read the pictures, and how far they can be believed."""
     return tag(
         "section",
-        tag("p", ABOUT),
+        tag("p", about(content)),
         tag("ul", *(tag("li", text) for text in content["findings"])),
         *(tag("p", note, class_="note") for note in content["notes"]),
     )
@@ -49,7 +49,9 @@ def _images(content: Mapping[str, Any], folder: Path) -> Iterator[Html]:
                 )
                 for rank, name in enumerate(others, start=2)
             ),
-            details("Figures of these prototypes", _prototypes(image)),
+            details("Figures of this evidence", _logits(image))
+            if content["evidence"] == "exact"
+            else details("Figures of these prototypes", _prototypes(image)),
         )
 
 
@@ -99,6 +101,34 @@ def _prototypes(image: Mapping[str, Any]) -> Html:
         for prototype in view["prototypes"]
     ]
     return plain_table(f"Prototypes that spoke most about {image['name']}", columns, rows)
+
+
+def _logits(image: Mapping[str, Any]) -> Html:
+    columns = [
+        "model",
+        "prediction",
+        "%",
+        "evidence for",
+        "sum over places",
+        "bias",
+        "logit or lead",
+        "strongest place",
+    ]
+    rows = [
+        [
+            view["client"],
+            view["predicted"],
+            percent(view["probability"]),
+            each["class"] + ("" if each["rival"] is None else f", not {each['rival']}"),
+            f"{each['contribution']:+.4f}",
+            f"{each['bias']:+.4f}",
+            f"{each['logit']:+.4f}",
+            "none" if each["box"] is None else "rows {}-{}, columns {}-{}".format(*each["box"]),
+        ]
+        for view in image["clients"]
+        for each in view["prototypes"]
+    ]
+    return plain_table(f"What adds up to the logits of {image['name']}", columns, rows)
 
 
 def _picture(path: Path, text: str) -> Html:

@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from protofed.explain.evidence import Evidence
+from protofed.explain.exact import LogitEvidence
+from protofed.explain.explanation import Evidence
 from protofed.text import Table, percent
 
 ABOUT = (
@@ -13,10 +14,34 @@ ABOUT = (
     "against it; grey places no more than an average place of the image. The paler a map, the less its prototype says."
 )
 
+ABOUT_EXACT = (
+    "The network averages what it sees over all places and ends in one linear layer, so every logit is a sum over "
+    "places: each map shows what every place adds, and its sum and the bias are the logit, not an estimate of it. The "
+    "first map is the lead of the predicted class over the runner-up, which is what decides; the others are of single "
+    "classes. Warm places speak for the prediction, cool ones against it, each map by its own strongest place; the red "
+    "box is around the upper 5 % of the first. A place is what one position of the last feature maps sees, which is "
+    "more than the square it is drawn at."
+)
+
 _MATTERS = 0.02
 """Probability by which a box must beat random ones to matter."""
+_DECIDED = 1.5
+"""Times the probability that every class would have by chance."""
 _COSTLY = 0.05
 """Accuracy that a projection may cost without a note."""
+
+
+def about(content: Mapping[str, Any]) -> str:
+    """How to read the pictures."""
+    if content["evidence"] != "exact":
+        return ABOUT
+    if content["shifts"] == 1:
+        return ABOUT_EXACT
+    return (
+        f"{ABOUT_EXACT} Maps are drawn from {content['shifts']} x {content['shifts']} copies of the image that are "
+        "shifted by parts of a place, and so add up to the mean of the copies' logits; the figures below them are of "
+        "the image itself."
+    )
 
 
 def tables(content: Mapping[str, Any]) -> dict[str, Table]:
@@ -112,6 +137,16 @@ def _on_boxes(figures: Mapping[str, Any] | None) -> Iterator[str]:
         )
 
 
+def undecided(probabilities: Sequence[Sequence[float]]) -> list[str]:
+    """A note where a head gives all classes nearly the same probability, since nobody chose its temperature."""
+    if any(max(each) > _DECIDED / len(each) for each in probabilities):
+        return []
+    return [
+        "all classes are nearly as probable as each other, so probabilities and what boxes cost in them say little; "
+        "where the head is computed, sites choose a temperature with --set tune=temperature"
+    ]
+
+
 def notes(strongest: Sequence[Evidence], blank: int, projection: Mapping[str, Any] | None) -> list[str]:
     """What to know about the strongest prototypes' maps, `blank` of whose boxes show nothing, and the projection."""
     flat = sum(each.box is None for each in strongest)
@@ -127,8 +162,11 @@ def notes(strongest: Sequence[Evidence], blank: int, projection: Mapping[str, An
         lines.append(
             f"maps have {height}x{width} positions only: boxes say little about the place; use larger images or a "
             "network with fewer strides (the cifar stem), so that there are 8x8 or more"
+            + ("; --shifts 4 draws them finer" if isinstance(coarse, LogitEvidence) else "")
         )
-    if flat:
+    if flat and isinstance(strongest[0], LogitEvidence):
+        lines.append(f"in {flat} of {len(strongest)} images no place speaks for the class: its bias does")
+    elif flat:
         lines.append(f"{flat} of {len(strongest)} maps are flat: nothing stands out, so they have no box")
     if scattered:
         lines.append(

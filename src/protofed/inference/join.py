@@ -1,4 +1,7 @@
-"""A newcomer: trained against what a finished federation would send it, until it is as good as the others."""
+"""A newcomer: trained against what a finished federation would send it, until it is as good as the others.
+
+Where the result is a sum over sites nothing is trained: its part is added (`addition`).
+"""
 
 import json
 from collections.abc import Callable
@@ -11,6 +14,7 @@ from safetensors.torch import save
 
 from protofed.clients import ClientSide, Evaluate, RunContext, Train, Trained, prepare
 from protofed.errors import BadMessage, UserError
+from protofed.inference.addition import AdditionResult, add_site
 from protofed.method import Method
 from protofed.models import Split, nothing
 from protofed.models.net import Net
@@ -73,23 +77,27 @@ def join(
     weights: str | None = None,
     tell: Callable[[JoinRound], None] | None = None,
     **own: Any,
-) -> JoinResult:
+) -> JoinResult | AdditionResult:
     """Train one more client, with its own images, against the broadcast of a complete run; stops when it is as good.
 
-    It begins with the global model where there is one; with `weights`, a backbone and a fresh head; with `model`, an
-    architecture of its own, where nothing but prototypes is exchanged. `own` are options that say how data is read.
+    Where the run's head was computed from sums over sites, the newcomer's are added instead, and `out` becomes the
+    folder of a run in which it took part. Otherwise it begins with the global model where there is one; with `weights`,
+    a backbone and a fresh head; with `model`, an architecture of its own, where nothing but prototypes is exchanged.
+    `own` are options that say how data is read.
     """
     folder = Path(out)
     if folder.exists():
         raise UserError(f"{folder} exists already; give another --out")
     host = OpenRun(run)
-    target = _average_accuracy(host)
     with one_thread():
         options = _options(host, data, rounds, model, weights, own)
         assembly = assemble(options, folder / "clients")
         if weights is None and len(assembly.network.names) == 1:
             restore_backbone(assembly.network, assembly.context.models, host.run.path)
         _refuse_unfit(host, assembly)
+        if type(host.method).include is not Method.include:
+            return add_site(host, assembly, folder)
+        target = _average_accuracy(host)
         context, message, start = _newcomer(host, assembly, fresh=weights is not None or model is not None)
         (folder / "clients").mkdir(parents=True)
         return _train(context, message, start, target, folder, tell)

@@ -3,62 +3,25 @@
 Fanì, Camoriano, Caputo, Ciccone. Accelerating Heterogeneous Federated Learning with Closed-Form Classifiers. ICML 2024.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from protofed.method import At, NonNegative, Samples, U, knob
-from protofed.methods.fedncm import ClassSums, FineTuned, OnePass, OnePassServer, added_up
+from protofed.closed_form.moments import Moments, MomentsServer, MomentsUpload, SecondMoments
+from protofed.closed_form.one_pass import FineTuned
+from protofed.closed_form.sums import added_up
+from protofed.method import At, NonNegative, knob
 from protofed.models import head
 from protofed.models.net import Net
-from protofed.records import ClassTable, Mean, Record, Sum, Weights
+from protofed.records import Mean, Weights
 from protofed.registry import register
-from protofed.verbs import exact_class_means, second_moment, unpack_symmetric
-
-
-class Moments(ClassSums):
-    """Class sums, and G, the sum of h h' over all images; one row of D(D+1)/2 numbers, for it is symmetric."""
-
-    gram: ClassTable
-
-
-class MomentsServer(OnePassServer):
-    """The head, the rest of the model, and both sums."""
-
-    total: Moments
-
-
-class MomentsUpload(Record):
-    """One site's class means and second moment, to be added up."""
-
-    sums: Sum[ClassTable]
-    gram: Sum[ClassTable]
+from protofed.verbs import unpack_symmetric
 
 
 class MomentsAndHeadUpload(MomentsUpload):
     """The same, and a head that was trained on."""
 
     weights: Mean[Weights]
-
-
-class SecondMoments(OnePass[U]):
-    """One-pass methods whose sites also send the second moment of their features."""
-
-    def no_statistics(self, net: Net, at: At) -> Any:
-        """Of nobody."""
-        table = net.empty_table()
-        return Moments(table, ClassTable.empty(1, at.dim * (at.dim + 1) // 2, table.rows))
-
-    def statistics(self, net: Net, data: Samples, at: At) -> Any:
-        """n_c, m_c and G / n."""
-        h, y = self.rows(net, data, at)
-        return Moments(exact_class_means(h, y, at.classes), second_moment(h))
-
-    def packed(self, sent: Any, net: Net, at: At) -> Any:
-        """Both add up."""
-        return MomentsUpload(added_up(sent.sums), added_up(sent.gram))
 
 
 def ridge(G: Tensor, S: Tensor, lam: float) -> Tensor:

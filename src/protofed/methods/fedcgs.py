@@ -6,9 +6,9 @@ Guan, Zhou, Gu. Capture Global Feature Statistics for One-Shot Federated Learnin
 import torch
 from torch import Tensor
 
+from protofed.closed_form.moments import MomentsServer, MomentsUpload, SecondMoments
+from protofed.closed_form.sums import means_of
 from protofed.method import At, NonNegative, knob
-from protofed.methods.fed3r import MomentsServer, MomentsUpload, SecondMoments
-from protofed.methods.fedncm import means_of
 from protofed.registry import register
 from protofed.verbs import unpack_symmetric
 

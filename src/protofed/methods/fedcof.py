@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from protofed.closed_form.one_pass import OnePass, OnePassServer
+from protofed.closed_form.sums import ClassSums, doubled
 from protofed.method import At, NonNegative, Samples, Whole, knob
 from protofed.methods.fed3r import ridge
-from protofed.methods.fedncm import ClassSums, OnePass, OnePassServer, doubled
 from protofed.models.net import Net
 from protofed.records import ClassTable, Each, Record, Weights, map_tensors
 from protofed.registry import register
@@ -82,6 +83,10 @@ class FedCOF(OnePass[ClassMeansUpload]):
         """The head from the others' means."""
         nothing = map_tensors(memory.sums, torch.zeros_like)
         return self._from({**server.sent, str(at.client): nothing}, server, at)
+
+    def include(self, server: FedCOFServer, memory: ClassSums, at: At) -> FedCOFServer:
+        """The head from the others' means and its own."""
+        return self._from({**server.sent, str(at.client): memory.sums}, server, at)
 
     def client_weights(self, server: FedCOFServer, upload: Any, at: At) -> Weights:
         """From the means of one site alone."""

@@ -1,237 +1,25 @@
 """FedNCM: the head is made of class means, in one exchange and without training.
 
 Legate, Bernier, Caccia, Oyallon, Belilovsky. Guiding the Last Layer in Federated Learning with Pre-Trained Models.
-NeurIPS 2023. Also what the one-pass methods have in common.
+NeurIPS 2023.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Annotated, Any, TypeVar
-
-import torch
-from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
-from protofed.errors import UserError
-from protofed.method import At, Method, Plan, Samples, Step, Terms, U, Whole, knob
-from protofed.methods.fedavg import SharedModel
-from protofed.models import Split, everything, head
+from protofed.closed_form.one_pass import FineTuned, OnePassServer
+from protofed.closed_form.sums import ClassSums, ClassSumsUpload, added_up
+from protofed.method import At
+from protofed.models import head
 from protofed.models.net import Net
-from protofed.models.unit_length import HEAD, with_unit_features
-from protofed.records import ClassTable, Mean, Record, Sum, Tally, Weights
+from protofed.records import Mean, Weights
 from protofed.registry import register
-from protofed.verbs import NEVER, cross_entropy, exact_class_means, joined
-
-_NAMED = 5
-"""Sites that a warning names."""
-
-
-class ClassSums(Record):
-    """What the server adds up: n_c images of class c, and s_c, the sum of their h. With a site: means, and n_c."""
-
-    sums: ClassTable
-
-
-class OnePassServer(Record):
-    """The head, which is broadcast, the rest of the model, which never changes, and what the head is computed from."""
-
-    shared: SharedModel
-    rest: Weights
-    total: ClassSums
-
-
-S = TypeVar("S", bound=OnePassServer)
-
-
-class ClassSumsUpload(Record):
-    """One site's class means by their counts, to be added up."""
-
-    sums: Sum[ClassTable]
 
 
 class ClassSumsAndHeadUpload(ClassSumsUpload):
     """The same, and a head that was trained on."""
 
     weights: Mean[Weights]
-
-
-class OnePass(Method[U]):
-    """What the family has in common: features of length 1 that never change, and a head computed from sums over sites.
-
-    A subclass says what a site sends (`statistics`, whose fields are class tables that add up) and what head follows
-    from the sums (`closed_form`).
-    """
-
-    trains_backbone = False
-    shares = head
-    steps = (Step(trains=head),)
-    sends_down = "weights of the head"
-
-    min_count: Whole = knob("classes of which a site has fewer images are left out of what it sends", default=1)
-
-    def cautions(self, each: Sequence[At], classes: Sequence[str]) -> list[str]:
-        """Where a class mean is the feature of a single image, and which classes are left out."""
-        few = {at.client: (at.held > 0) & (at.held < max(self.min_count, 2)) for at in each}
-        named = [
-            f"{client} ({', '.join(classes[k] for k in found.nonzero())})"
-            for client, found in few.items()
-            if found.any()
-        ]
-        if not named:
-            return []
-        sites = ", ".join(named[:_NAMED]) + (f" and {len(named) - _NAMED} more sites" if len(named) > _NAMED else "")
-        if self.min_count == 1:
-            return [f"a class of one image sends that image's feature (min_count=2 leaves it out): {sites}"]
-        return [f"classes of fewer than {self.min_count} images are left out: {sites}"]
-
-    def plan(self, plan: Plan) -> Plan:
-        """One exchange, in which nothing is trained."""
-        return replace(plan, epochs=(0,))
-
-    def build(self, base: Split, at: At) -> Split:
-        """h = phi(x) / |phi(x)|, and a linear head."""
-        return with_unit_features(base)
-
-    def loss(self, net: Net, x: Tensor, y: Tensor, at: At) -> Terms:
-        """Cross-entropy, where training follows."""
-        return {"ce": cross_entropy(net(x), y)}
-
-    def no_statistics(self, net: Net, at: At) -> Any:
-        """The record of `statistics` of nobody."""
-        return ClassSums(net.empty_table())
-
-    def statistics(self, net: Net, data: Samples, at: At) -> Any:
-        """What a site has to say of its images, as means and counts."""
-        h, y = self.rows(net, data, at)
-        return ClassSums(exact_class_means(h, y, at.classes))
-
-    def rows(self, net: Net, data: Samples, at: At) -> tuple[Tensor, Tensor]:
-        """Features and labels of the images that statistics are made of."""
-        seen = self.observations(net, data, at)
-        h, y = seen["h"], seen["y"]
-        enough = torch.bincount(y, minlength=at.classes)[y] >= self.min_count
-        return h[enough], y[enough]
-
-    def closed_form(self, server: Any, at: At) -> tuple[Tensor, Tensor]:
-        """W [C, D] and b [C] from the sums, in float64; `at.participants` are those who sent them."""
-        raise TypeError(f"{type(self).__name__} must define closed_form(server, at)")
-
-    def server_state(self, net: Net, at: At) -> OnePassServer:
-        """A head of zeros, nothing added up yet."""
-        rest = net.pick(everything - head)
-        return OnePassServer(SharedModel(net.pick(head)), rest, doubled(self.no_statistics(net, at)))
-
-    def client_state(self, net: Net, at: At) -> Record:
-        """What a site has sent, which it remembers so that it can be taken back; nothing yet."""
-        return self.no_statistics(net, at)  # type: ignore[no-any-return]
-
-    def broadcast(self, server: OnePassServer, at: At) -> SharedModel:
-        """The head."""
-        return server.shared
-
-    def upload(self, net: Net, data: Samples, at: At) -> tuple[U, Record]:
-        """The statistics, once."""
-        sent = self.statistics(net, data, at) if at.round == 0 else self.no_statistics(net, at)
-        return self.packed(sent, net, at), sent if at.round == 0 else at.memory
-
-    def packed(self, sent: Any, net: Net, at: At) -> Any:
-        """The statistics as an upload."""
-        return ClassSumsUpload(added_up(sent.sums))
-
-    def aggregate(self, server: Any, total: Any, at: At) -> Any:
-        """The head that follows from the sums."""
-        sums = {name: getattr(total, name) for name in vars(server.total)}
-        return self.with_head(replace(server, total=replace(server.total, **sums)), at)
-
-    def with_head(self, server: S, at: At) -> S:
-        """The server's state with the head computed anew; a class that nobody has is never predicted."""
-        W, b = self.closed_form(server, at)
-        absent = server.total.sums.count.view(-1, at.classes).sum(0) <= 0
-        b = torch.where(absent, NEVER, b)
-        return replace(server, shared=replace(server.shared, weights=head_weights(W, b, server.shared.weights)))
-
-    def forget(self, server: Any, memory: Any, at: At) -> Any:
-        """A subtraction."""
-        self.refuse_unless_sum()
-        return self.with_head(replace(server, total=subtracted(server.total, memory)), at)
-
-    def refuse_unless_sum(self) -> None:
-        """Raise where the server's state is more than a sum over sites and what follows from it."""
-
-    def global_weights(self, server: OnePassServer) -> Weights:
-        """The head on what never changes."""
-        return joined(server.shared.weights, server.rest)
-
-    def client_weights(self, server: Any, upload: Any, at: At) -> Weights:
-        """The head of one site's statistics alone."""
-        tally: Tally[Any] = Tally()
-        tally.add(str(at.client), upload)
-        alone = self.aggregate(server, tally.total(), replace(at, participants=(str(at.client),)))
-        return self.global_weights(alone)
-
-    def global_prototypes(self, server: Any) -> ClassTable | None:
-        """The class means."""
-        return means_of(server.total.sums)
-
-
-class FineTuned(OnePass[U]):
-    """A one-pass method after which the head may be trained, by FedAvg."""
-
-    finetune: Annotated[int, Field(ge=0)] = knob("rounds of FedAvg of the head that follow", default=0)
-
-    def plan(self, plan: Plan) -> Plan:
-        """The exchange, and as many rounds as are asked for, of as many epochs as a round is to have."""
-        return replace(plan, epochs=(0,) + (plan.epochs[0],) * self.finetune)
-
-    def aggregate(self, server: OnePassServer, total: Any, at: At) -> OnePassServer:
-        """After the first round the head is the mean of those that were trained."""
-        if at.round == 0:
-            return super().aggregate(server, total, at)  # type: ignore[no-any-return]
-        return replace(server, shared=SharedModel(total.weights))
-
-    def refuse_unless_sum(self) -> None:
-        """What training took from a site stays in the head."""
-        if self.finetune:
-            raise UserError("the head was trained after it was computed, and what it learnt stays; run with finetune=0")
-
-
-def head_weights(W: Tensor, b: Tensor, like: Weights) -> Weights:
-    """W and b by the names and in the type they have in the model."""
-    values = {f"{HEAD}.weight": W, f"{HEAD}.bias": b}
-    return Weights({name: values[name].to(tensor) for name, tensor in like.params.items()}, {})
-
-
-def added_up(table: ClassTable) -> Sum[ClassTable]:
-    """A table of means of which the server sees the sums."""
-    return Sum(table, table.count.double())
-
-
-def means_of(sums: ClassTable) -> ClassTable:
-    """The means in a table of sums."""
-    return ClassTable(sums.rows / torch.where(sums.held, sums.count, 1.0)[:, None], sums.count)
-
-
-def doubled(statistics: Any) -> Any:
-    """Statistics in float64, as they are added up."""
-    return replace(statistics, **{name: _double(table) for name, table in vars(statistics).items()})
-
-
-def _double(table: ClassTable) -> ClassTable:
-    return ClassTable(table.rows.double(), table.count.double())
-
-
-def subtracted(total: Any, sent: Any, sign: int = 1) -> Any:
-    """Sums without what one site has sent; with it for a sign of -1."""
-    return replace(total, **{name: _without(table, getattr(sent, name), sign) for name, table in vars(total).items()})
-
-
-def _without(sums: ClassTable, sent: ClassTable, sign: int) -> ClassTable:
-    """What is left of a count by rounding alone is nothing."""
-    count = sums.count - sign * sent.count.double()
-    count = torch.where(count > 1e-9 * sums.count, count, 0.0)
-    rows = sums.rows - sign * sent.rows.double() * sent.count.double()[:, None]
-    return ClassTable(torch.where(count[:, None] > 0, rows, 0.0), count)
 
 
 @register("fedncm")

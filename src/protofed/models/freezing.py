@@ -37,7 +37,9 @@ class Frozen(nn.Module):
         return result
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        """Another precision or device: of a copy, since networks share the stage."""
+        """Another precision or device: of a copy, since networks share the stage; where nothing changes, of none."""
+        if all(fn(tensor) is tensor for tensor in tensors(self.stage).values()):
+            return self
         self._hidden = (deepcopy(self.stage)._apply(fn, recurse),)  # type: ignore[no-untyped-call]
         return self
 

@@ -10,6 +10,7 @@ import operator
 import os
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
+from importlib.metadata import version
 from importlib.util import find_spec
 from itertools import count
 from typing import Any, Protocol
@@ -74,9 +75,7 @@ class OnnxExtractor:
     @property
     def runtime(self) -> str:
         """What computes, and in which version."""
-        import onnxruntime  # type: ignore[import-untyped]
-
-        return f"onnxruntime {onnxruntime.__version__}"
+        return f"onnxruntime {version('onnxruntime')}"
 
     def features(self, x: Tensor) -> Tensor:
         """What the stages make of normalised images."""
@@ -88,7 +87,7 @@ class OnnxExtractor:
         return done[0] if len(done) == 1 else torch.cat(done)
 
     def _open(self) -> Any:
-        import onnxruntime
+        import onnxruntime  # type: ignore[import-untyped]
 
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = self._threads
@@ -116,15 +115,28 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_close_all)
 
 
+def expected_runtime(stages: Iterable[nn.Module]) -> str:
+    """What `frozen_extractor` will most probably compute with; only the extractor itself, once made, knows for sure."""
+    fits = _fits_onnx(nn.Sequential(*stages)) and not _lacking()
+    return f"onnxruntime {version('onnxruntime')}" if fits else TorchExtractor.runtime
+
+
+def _fits_onnx(chain: nn.Sequential) -> bool:
+    like = next(chain.parameters(), torch.empty(0))
+    return like.dtype == torch.float32 and like.device.type == "cpu"
+
+
+def _lacking() -> list[str]:
+    return [name for name in ("onnx", "onnxruntime") if find_spec(name) is None]
+
+
 def frozen_extractor(stages: Iterable[nn.Module], image_shape: ImageShape, threads: int = 1) -> FrozenExtractor:
     """The fastest way to run a chain of frozen stages at the weights they have now; torch where there is no other."""
     chain = nn.Sequential(*stages)
     reference = TorchExtractor(chain)
-    like = next(chain.parameters(), torch.empty(0))
-    if like.dtype != torch.float32 or like.device.type != "cpu":
+    if not _fits_onnx(chain):
         return reference
-    lacking = [name for name in ("onnx", "onnxruntime") if find_spec(name) is None]
-    if lacking:
+    if lacking := _lacking():
         log.warning("frozen stages run on torch, which is slower: pip install %s", " ".join(lacking))
         return reference
     try:

@@ -1,0 +1,1 @@
+"""What methods have in common whose head is computed from sums over sites instead of trained."""
