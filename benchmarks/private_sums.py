@@ -56,7 +56,8 @@ def accuracies(line: Line, epsilon: str | None, seeds: Sequence[int], data: str,
     """Mean over domains, for each seed; a run that is complete is read."""
     found = []
     for seed in seeds[: line.seeds]:
-        folder = out / f"{line.method}-{line.options['fraction']}{line.guard.replace(',', '-')}-{epsilon}-{seed}"
+        guard = "" if epsilon is None else line.guard.replace(",", "-")
+        folder = out / f"{line.method}-{line.options['fraction']}{guard}-{epsilon}-{seed}"
         options = {**line.options, "set": line.settings, "seed": seed, "guard": line.guarded(epsilon)}
         done = (folder / "summary.json").exists()
         run = protofed.Run(folder) if done else protofed.run(line.method, data, out=folder, **options)

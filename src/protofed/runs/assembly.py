@@ -324,19 +324,23 @@ def _assembled(
     prepared = prepare(context).with_context(frozen=frozen.parts)
     _refuse_impossible(options, network, prepared)
     prepared = prepared.with_context(guard=_settled(options, prepared.context, prepared.templates))
-    context, templates = prepared.context, prepared.templates
     engine = choose_engine(options.engine, options.workers, _participants(options, partition), prepared)
-    warnings = (
-        *dataset.warnings,
-        *partition.warnings,
+    return Assembly(options, network, prepared, engine, _warnings(options, network, prepared), report, frozen.summary())
+
+
+def _warnings(options: Options, network: Network, prepared: Prepared) -> tuple[str, ...]:
+    """What the user should know before the first round."""
+    context = prepared.context
+    return (
+        *context.dataset.warnings,
+        *context.partition.warnings,
         *_random_parts(options, network, context),
-        *_own_rule(options, method),
+        *_own_rule(options, context.method),
         *_own_plan(options, context),
         *_cautions(options, context),
         *_shared_noise(prepared),
-        *_beyond_robust(options, templates),
+        *_beyond_robust(options, prepared.templates),
     )
-    return Assembly(options, network, prepared, engine, warnings, report, frozen.summary())
 
 
 def _settled(options: Options, context: RunContext, templates: Templates | None = None) -> Guard:
