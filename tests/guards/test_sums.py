@@ -219,3 +219,9 @@ def test_noise_decides_how_many_dimensions_are_left(make_at) -> None:
     assert method._dimensions(1280, replace(at, noise=4.5)) == 256
     assert method._dimensions(1280, replace(at, noise=100.0)) == 64
     assert method._dimensions(1280, replace(at, noise=0.0)) == 0
+
+
+def test_engines_agree_under_noise(tiny_run, same_results) -> None:
+    guard = "epsilon=3,delta=1e-5,quantise=8"
+    plain = tiny_run("protoridge", guard=guard, name="plain")
+    same_results(plain, tiny_run("protoridge", guard=guard, engine="workers", workers=2))

@@ -64,7 +64,8 @@ def nearer_than_reference(victim: Victim, rows: SentRows, stage: str) -> tuple[T
             reference[label], sent[label] = features[known][own].mean(0), row
 
     def score(h: Tensor, y: Tensor) -> Tensor:
-        return (h - reference[y]).pow(2).sum(1) - (h - sent[y]).pow(2).sum(1)
+        gain: Tensor = (h - reference[y]).pow(2).sum(1) - (h - sent[y]).pow(2).sum(1)
+        return gain
 
     members = victim.features(victim.members, stage).flatten(1).double()
     return score(members, victim.members.y), score(features[scored], labels[scored])

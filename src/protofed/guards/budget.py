@@ -42,15 +42,15 @@ def settled(
 
     Before an example of an upload is known, only where nothing is trained.
     """
-    trains = any(plan.epochs)
-    if guard.epsilon is None or guard.noise > 0 or (trains and upload is None):
+    trains, epsilon = any(plan.epochs), guard.epsilon
+    if epsilon is None or guard.noise > 0 or (trains and upload is None):
         return guard
     if not trains and "accountant" not in guard.model_fields_set:
         guard = guard.model_copy(update={"accountant": "zcdp"})
     if guard.secure and (upload is None or sends_sums(upload)):
         guard = guard.model_copy(update={"among": participants})
     if guard.accountant == "zcdp" and not trains:
-        noise = sqrt(plan.rounds / (2 * rho_of(guard.epsilon, guard.delta))) * _ROUNDED_UP
+        noise = sqrt(plan.rounds / (2 * rho_of(epsilon, guard.delta))) * _ROUNDED_UP
         return guard.model_copy(update={"noise": noise})
     if guard.accountant != "zcdp":
         require_opacus()

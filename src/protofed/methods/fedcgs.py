@@ -40,7 +40,8 @@ class FedCGS(SecondMoments[MomentsUpload]):
 def _solved(regular: Tensor, m: Tensor, least: float) -> Tensor:
     """m Sigma^-1; noise may leave Sigma with directions of negative variance, of which none is then taken."""
     if not torch.linalg.cholesky_ex(regular).info:
-        return torch.linalg.solve(regular, m.T).T
+        W: Tensor = torch.linalg.solve(regular, m.T).T
+        return W
     variance, directions = torch.linalg.eigh(regular)
     solution: Tensor = (m @ directions / variance.clamp(min=max(least, 1e-12))) @ directions.T
     return solution

@@ -251,7 +251,8 @@ def _time(group: MethodGroup, _index: int, order: Mapping[str, int]) -> Html:
 
 def _privacy(group: MethodGroup, _index: int, order: Mapping[str, int]) -> Html:
     """What the runs of each method promise; its first run, since noise does not depend on the seed."""
-    spent = {name: runs[0].summary.get("privacy") for name, runs in group.runs.items() if runs}
+    complete = {name: [run for run in runs if run.complete] for name, runs in group.runs.items()}
+    spent = {name: runs[0].summary.get("privacy") for name, runs in complete.items() if runs}
     promised = {name: entry for name, entry in spent.items() if entry and entry["epsilon"] is not None}
     if not promised:
         return Html("")
