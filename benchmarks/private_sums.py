@@ -52,7 +52,9 @@ LINES = (
 )
 
 
-def accuracies(line: Line, epsilon: str | None, seeds: Sequence[int], data: str, out: Path) -> list[float]:
+def accuracies(
+    line: Line, epsilon: str | None, seeds: Sequence[int], data: str, out: Path, found_only: bool = False
+) -> list[float]:
     """Mean over domains, for each seed; a run that is complete is read."""
     found = []
     for seed in seeds[: line.seeds]:
@@ -60,6 +62,8 @@ def accuracies(line: Line, epsilon: str | None, seeds: Sequence[int], data: str,
         folder = out / f"{line.method}-{line.options['fraction']}{guard}-{epsilon}-{seed}"
         options = {**line.options, "set": line.settings, "seed": seed, "guard": line.guarded(epsilon)}
         done = (folder / "summary.json").exists()
+        if found_only and not done:
+            continue
         run = protofed.Run(folder) if done else protofed.run(line.method, data, out=folder, **options)
         final = run.summary["accuracy_final"]
         found.append((final["global"] or final["personal"])["average"])
@@ -75,6 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> list[list[str]]:
     parser.add_argument("--seeds", default="0,1,2,3,4")
     parser.add_argument("--epsilons", default=",".join(EPSILONS))
     parser.add_argument("--methods", default="protoridge,i2pfl,conffedproto")
+    parser.add_argument("--found", action="store_true", help="make the table of the runs there are, and run nothing")
     parser.add_argument("--write", action="store_true", help="write the table to benchmarks/results/private_sums.md")
     chosen = parser.parse_args(arguments)
     begun, load = time.perf_counter(), os.getloadavg()[0]
@@ -82,9 +87,12 @@ def main(arguments: Sequence[str] | None = None) -> list[list[str]]:
     epsilons = chosen.epsilons.split(",")
     rows = []
     for line in (line for line in LINES if line.method in chosen.methods.split(",")):
-        cells = [accuracies(line, epsilon, seeds, chosen.data, Path(chosen.out)) for epsilon in (*epsilons, None)]
-        rows.append([line.method, line.name, *map(_cell, cells), str(min(line.seeds, len(seeds)))])
-    columns = ["method", "who, and what is noised", *(f"epsilon {epsilon}" for epsilon in epsilons), "none", "seeds"]
+        cells = [
+            accuracies(line, epsilon, seeds, chosen.data, Path(chosen.out), chosen.found)
+            for epsilon in (*epsilons, None)
+        ]
+        rows.append([line.method, line.name, *map(_cell, cells)])
+    columns = ["method", "who, and what is noised", *(f"epsilon {epsilon}" for epsilon in epsilons), "no guard"]
     command = f"python -m benchmarks.private_sums --data OFFICE --out RUNS --seeds {chosen.seeds} --write"
     page = report(
         "Privacy on a pretrained backbone", command, f"{_told()}\n\n{table(columns, rows)}",
@@ -97,17 +105,20 @@ def main(arguments: Sequence[str] | None = None) -> list[list[str]]:
 
 
 def _cell(accuracy: Sequence[float]) -> str:
-    """Mean and, of several, the standard deviation."""
+    """Mean and, of several, the standard deviation; how many seeds."""
+    if not accuracy:
+        return "not run"
     mean = f"{100 * statistics.mean(accuracy):.1f}"
-    return mean if len(accuracy) < 2 else f"{mean} ± {100 * statistics.stdev(accuracy):.1f}"
+    spread = "" if len(accuracy) < 2 else f" ± {100 * statistics.stdev(accuracy):.1f}"
+    return f"{mean}{spread} ({len(accuracy)})"
 
 
 def _told() -> str:
     return (
         "Office-Caltech-10 at 224 pixels, EfficientNet-Lite0 with ImageNet weights, frozen; accuracy in %, mean of "
-        "four domains, mean and standard deviation over seeds; delta 1e-5. protoridge: `--set gram=none`, one "
-        "exchange. i2pfl and conffedproto: `--train head`, 3 rounds of one epoch. The unit is one image, but for "
-        "i2pfl, whose loss couples images: there it is a whole site, which promises more and costs more."
+        "four domains, mean and standard deviation over seeds (their number); delta 1e-5. protoridge: `--set "
+        "gram=none`, one exchange. i2pfl and conffedproto: `--train head`, 3 rounds of one epoch. The unit is one "
+        "image, but for i2pfl, whose loss couples images: there it is a whole site, which promises more and costs more."
     )
 
 
