@@ -12,6 +12,7 @@ from rich.table import Table as RichTable
 
 from protofed.federation.best import shown_loss
 from protofed.federation.chance import at_chance
+from protofed.guards import promise_in_words
 from protofed.runs import Run
 from protofed.studies.schedule import Failure
 from protofed.text import Table, duration
@@ -166,6 +167,8 @@ def show_summary(run: Run) -> None:
         f"{summary['rounds']} rounds in {summary['seconds']['total']:.1f} s, sent {total['up']} up and "
         f"{total['down']} down; written to {run.path}"
     )
+    if "privacy" in summary:
+        console().print(promise_in_words(summary["privacy"]))
 
 
 def exit_code(run: Run, strict: bool = False) -> int:

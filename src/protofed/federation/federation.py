@@ -30,12 +30,15 @@ from protofed.federation.class_mean_head import HeadStart, start_from_class_mean
 from protofed.federation.engine import Engine, in_order
 from protofed.federation.evaluation import Evaluator, Member
 from protofed.federation.folder import RunFolder
-from protofed.guards import UNGUARDED, PrivacyLedger, SecureTally
+from protofed.guards import UNGUARDED, PrivacyLedger, SecureTally, possible_total, sensitivity_of
 from protofed.records import Bytes, Message, Record, Sums, Tally, Weights, adds_up, decode, encode
 from protofed.seeding import generator
 from protofed.system import write_atomically
 
 log = logging.getLogger("protofed")
+
+LEFT_OUT = "left out"
+"""The event of a participant whose upload was not used."""
 
 _GROUPS = 64
 """Into how many groups the participants of a round are put to be added up, where there are enough of them."""
@@ -99,6 +102,7 @@ class Federation:
         self._next = 0
         self._scored = False
         self._head_start: HeadStart | None = None
+        self._arrived: dict[int, int] = {}
         self._enrol(prepared)
         self.notes: list[dict[str, str]] = []
         """What happened to clients since the last round, for the events of the next."""
@@ -113,6 +117,8 @@ class Federation:
             lines = self.folder.rounds()
             for line in lines:
                 self.evaluator.trained(line["participants"])
+                absent = {event["client"] for event in line["events"] if event["event"] == LEFT_OUT}
+                self._arrived[line["round"] - 1] = len(line["participants"]) - len(absent)
             self._tracker.resume(lines, BestRound.read(self.folder.path))
             self._scored = lines[-1]["accuracy"] is not None
             self._snapshot()  # the run may have been killed just before
@@ -164,7 +170,9 @@ class Federation:
         context, templates = prepared.context, prepared.templates
         self._prepared = prepared
         self.evaluator = Evaluator(context, self._engine)
-        self._ledger = PrivacyLedger(context.guard, context.method, context.plan, context.sizes, templates.upload)
+        self._ledger = PrivacyLedger(
+            context.guard, context.method, context.plan, context.sizes, templates.upload, self._arrived
+        )
 
     def admit(self, prepared: Prepared) -> None:
         """Go on with more clients than before; a method whose state is made for certain clients cannot.
@@ -215,8 +223,7 @@ class Federation:
         with clock.part("train"):
             exchange = self._exchange(round, participants)
         with clock.part("aggregate"):
-            at = replace(self.context.at(round, None), participants=tuple(exchange.tally.clients))
-            state = self._take_over(self.context.method.aggregate(self.server, exchange.tally.total(), at), round)
+            state = self._take_over(self._next_server(round, exchange.tally), round)
         with clock.part("evaluate"):
             accuracy, validation = self._accuracy(round, exchange.members)
         record = {
@@ -238,6 +245,14 @@ class Federation:
         self.folder.commit_round(round, record, state, exchange.tally.clients)
         self._scored = accuracy is not None
         return record
+
+    def _next_server(self, round: int, tally: Tally | SecureTally) -> Record:
+        """The method's next state, from totals that are possible also where noise is on them."""
+        context, arrived = self.context, tuple(tally.clients)
+        self._arrived[round] = len(arrived)
+        at = context.with_noise_of(arrived, replace(context.at(round, None), participants=arrived))
+        total = possible_total(context.guard, sensitivity_of(context.method, context.guard, at), tally.total())
+        return context.method.aggregate(self.server, total, at)
 
     def _take_over(self, server: Record, round: int) -> Message:
         """Make this the server's state, and encode it. What clients sent was finite, but their sum need not be."""
@@ -442,7 +457,7 @@ class _Exchange:
         log.warning("%s is left out of this round: %s", client, failure.reason)
         self.failures.append(failure)
         not_finite = {"not_finite": True} if failure.not_finite else {}
-        self.events.append({"client": client, "event": "left out", "reason": failure.reason, **not_finite})
+        self.events.append({"client": client, "event": LEFT_OUT, "reason": failure.reason, **not_finite})
 
 
 class _BroadcastEncoder:
