@@ -99,6 +99,21 @@ class FeatureTraffic:
 
 
 @dataclass(frozen=True)
+class SumSensitivity:
+    """What one unit (a sample, or all of a client's) can change of a `Sum` of a class table, and how a guard's noise is
+    divided between its parts: shares of rho, in zero-concentrated differential privacy."""
+
+    scale: float | Tensor = 1.0
+    """The change of the rows divided by this, a number or one for each column, has norm 1 at most."""
+    rows: float = 0.9
+    """Share of the rows; all shares of an upload add up to 1."""
+    count: float = 0.1
+    """Share of the counts, which change by norm 1 at most; 0: they are not sent."""
+    possible: Callable[[Tensor], Tensor] | None = None
+    """The nearest rows that sums without noise can have."""
+
+
+@dataclass(frozen=True)
 class Step:
     """One optimiser step per batch: which loss it follows and what it trains."""
 
@@ -162,6 +177,11 @@ class At:
     """In `upload`: how far a unit gradient would have moved a weight (lr x a_i); None under Adam."""
     guarded: Callable[[Notes], Notes] = _unguarded
     """In `upload`: per-sample values as the run's guard lets the upload see them (clipped, sub-sampled)."""
+    noise: float = 0.0
+    """Deviation of a guard's noise on a `Sum` over clients, in units of what one sample or client changes, if it were
+    the only number; more by the square root of its share where it has but a share of the budget (`SumSensitivity`)."""
+    noised: float = 0.0
+    """How many samples, or clients where they are the unit, such a sum is of, as they count in it."""
 
     @property
     def rounds(self) -> int:
@@ -255,6 +275,14 @@ class Method(Generic[U]):
         and through plain class means of `observations` (or of vectors no longer than those).
         """
         return False
+
+    def sum_sensitivity(self, unit: Literal["sample", "client"], bound: float, at: At) -> Mapping[str, SumSensitivity]:
+        """Of every `Sum` of class tables in the upload, where no row of `observations` is longer than `bound`.
+
+        For a client the guard scales all it sends by one factor, such that no part exceeds its norm. Raises UserError
+        where a setting leaves it unbounded.
+        """
+        return {}
 
     @property
     def cut(self) -> str | None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from protofed.audit.decoder import Effort
 from protofed.audit.extractor import Extractor
 from protofed.audit.membership import Auc, auc, nearness
+from protofed.audit.moments import leading_directions, lies_within, nearer_than_reference, second_moment_in
 from protofed.audit.reconstruction import (
     Figures,
     Reconstruction,
@@ -21,7 +22,9 @@ from protofed.audit.reconstruction import (
     train_stage_decoder,
 )
 from protofed.audit.victim import SentRows, Victim
+from protofed.closed_form.sketch import Sketch
 from protofed.errors import unknown_name
+from protofed.records import Nothing, parts_of
 
 
 @dataclass(frozen=True)
@@ -70,10 +73,11 @@ class _ClientAttack:
         self._extractor = extractor
         self._results = results
         self._decoders: dict[str, TrainedDecoder] = {}
+        self._second_moments: dict[str, Tensor] = {}
 
     def run(self) -> None:
         """Reconstruction at every stage in question, then prototypes, then membership."""
-        located = self._located_rows()
+        located, moments = self._located_rows(), self._second_moments
         embeddings = {stage: rows for rows, stage in located if rows.kind == "features"}
         for stage in dict.fromkeys([*embeddings, *self._wanted_stages()]):
             self._rebuild_features(stage, embeddings.get(stage))
@@ -81,6 +85,10 @@ class _ClientAttack:
             if rows.kind == "prototypes":
                 self._rebuild_prototypes(rows, stage)
             self._membership_by_rows(rows, stage)
+            if rows.adds_up:
+                self._attack_sums(rows, stage)
+                for field, moment in moments.items():
+                    self._attack_second_moment(field, moment, rows, stage)
         if self._victim.sends_weights:
             self._membership_by_weights()
 
@@ -88,7 +96,14 @@ class _ClientAttack:
         """What was sent with the stage whose features it looks like; what fits no stage is noted."""
         preferred = self._victim.context.method.cut
         located = []
+        for name, item in parts_of(self._victim.upload or Nothing()).items():
+            if isinstance(item.value, Sketch):
+                self._results.not_attacked[name] = "the leading directions of features around their class means"
         for rows in self._victim.sent_rows():
+            moment = second_moment_in(rows, self._victim.context.model.dim)
+            if moment is not None:
+                self._second_moments[rows.field] = moment
+                continue
             stage = self._victim.stage_of(rows, preferred)
             if stage is None:
                 shape = "x".join(map(str, rows.rows.shape[1:]))
@@ -121,7 +136,22 @@ class _ClientAttack:
         if from_sent is not None:
             self._add_features(stage, "sent", from_sent)
 
+    def _attack_sums(self, rows: SentRows, stage: str) -> None:
+        """Is a given image in the sum?"""
+        members, outsiders = nearer_than_reference(self._victim, rows, stage)
+        self._add_membership(f"class sums {rows.field} against a reference", auc(members, outsiders))
+
+    def _attack_second_moment(self, field: str, moment: Tensor, means: SentRows, stage: str) -> None:
+        """Its leading directions as pictures, and whose features lie in them."""
+        self._rebuild_prototypes(leading_directions(moment, means, f"{field}-directions"), stage)
+        members, outsiders = (
+            lies_within(self._victim.features(images, stage), moment)
+            for images in (self._victim.members, self._victim.outsiders)
+        )
+        self._add_membership(f"second moment {field}", auc(members, outsiders))
+
     def _rebuild_prototypes(self, rows: SentRows, stage: str) -> None:
+        rows = self._victim.of_own_classes(rows)
         result = rebuild_prototypes(self._decoder(stage, None), rows)
         self._results.prototypes.setdefault((rows.field, stage), {})[self._victim.client] = result.figures
         caption = (

@@ -9,7 +9,8 @@ from protofed.audit.attack import AttackOptions, AttackResults, attack_client
 from protofed.audit.decoder import Effort
 from protofed.audit.extractor import make_extractor
 from protofed.audit.findings import audit_content, audit_markdown
-from protofed.audit.victim import make_victim
+from protofed.audit.moments import second_moment_in
+from protofed.audit.victim import make_victim, rows_in
 from protofed.clients import RunContext
 from protofed.errors import UserError, unknown_name
 from protofed.runs.opened import OpenRun
@@ -54,7 +55,7 @@ def audit(
     content = {
         "title": f"What {summary['method']} on {context.dataset.name} leaks",
         "run": {key: summary[key] for key in ("method", "data", "seed", "rounds")},
-        **audit_content(victims, options, extractor, results),
+        **audit_content(victims, options, extractor, results, single_images(opened)),
     }
     _write(opened.run.path / "audit" if out is None else Path(out), content, results)
     return content
@@ -66,6 +67,21 @@ def _write(folder: Path, content: dict[str, Any], results: AttackResults) -> Non
         write_atomically(folder / picture.file, picture.png)
     write_atomically(folder / "audit.md", audit_markdown(content).encode())
     write_atomically(folder / "audit.json", json.dumps(content, indent=2, allow_nan=False).encode() + b"\n")
+
+
+def single_images(opened: OpenRun) -> dict[str, list[str]]:
+    """Of every client whose messages were kept: classes of which it sent a prototype that is one image's embedding."""
+    context = opened.context
+    found: dict[str, list[str]] = {}
+    for client in context.partition.clients:
+        upload = opened.last_upload_of(client)
+        named: set[int] = set()
+        for rows in [] if upload is None else rows_in(upload, len(context.dataset.classes)):
+            if rows.counts is not None and second_moment_in(rows, context.model.dim) is None:
+                named.update(rows.labels[rows.counts == 1].tolist())
+        if named:
+            found[client] = [context.dataset.classes[label] for label in sorted(named)]
+    return found
 
 
 def _selected_clients(context: RunContext, wanted: Sequence[str]) -> list[str]:

@@ -31,7 +31,11 @@ _PROTOTYPE_FIGURES = (
 
 
 def audit_content(
-    victims: Sequence[Victim], options: AttackOptions, extractor: Extractor, results: AttackResults
+    victims: Sequence[Victim],
+    options: AttackOptions,
+    extractor: Extractor,
+    results: AttackResults,
+    single_images: Mapping[str, list[str]],
 ) -> dict[str, Any]:
     """The keys of audit.json; docs/privacy.md explains them."""
     reconstruction, prototypes = _reconstruction(results), _prototypes(results)
@@ -52,9 +56,12 @@ def audit_content(
         "reconstruction": reconstruction,
         "prototypes": prototypes,
         "membership": membership,
+        "single_images": dict(single_images),
         "not_attacked": results.not_attacked,
         "verdicts": [
             *_without_messages(victims),
+            *verdicts.of_guard(victims[0].context.guard),
+            *verdicts.of_single_images(single_images),
             *_verdicts(_strongest(reconstruction)),
             *_verdicts(prototypes),
             *(f"Not attacked: {name} ({why})." for name, why in results.not_attacked.items()),

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from protofed.audit.decoder import Decoder, Effort, rebuilt, train_decoder
 from protofed.audit.extractor import Extractor
@@ -77,7 +78,7 @@ def rebuild_sent(trained: TrainedDecoder, extractor: Extractor) -> Reconstructio
 def rebuild_prototypes(trained: TrainedDecoder, sent: SentRows) -> Reconstruction:
     """From prototypes: no image is theirs, so each is held against the nearest training image of its class."""
     victim, pixels = trained.victim, trained.victim.pixels
-    images = rebuilt(trained.decoder, sent.rows.reshape(len(sent.rows), *trained.features.shape[1:]))
+    images = rebuilt(trained.decoder, _as_features(sent.rows, trained.features))
     guesses = trained.class_means[sent.labels]
     nearest, near = _nearest(images, sent.labels, victim)
     _, near_guess = _nearest(guesses, sent.labels, victim)
@@ -89,8 +90,28 @@ def rebuild_prototypes(trained: TrainedDecoder, sent: SentRows) -> Reconstructio
         "below_risk_line": float((near < RISK).float().mean()),
         "class_mean_below_risk_line": float((near_guess < RISK).float().mean()),
         "fewest_samples_behind_one": None if sent.counts is None else float(sent.counts.min()),
+        **_single_samples(sent, near, near_guess),
     }
     return Reconstruction(pixels[nearest], images, figures)
+
+
+def _as_features(rows: Tensor, features: Tensor) -> Tensor:
+    """In the shape of features and, where all of those have length 1, in their length: a mean of them is shorter."""
+    rows = rows.reshape(len(rows), *features.shape[1:])
+    unit = features.ndim == 2 and bool(((features.norm(dim=1) - 1).abs() < 1e-3).all())
+    return functional.normalize(rows, dim=1) if unit else rows
+
+
+def _single_samples(sent: SentRows, near: Tensor, near_guess: Tensor) -> Figures:
+    """Prototypes that are the embedding of one sample: its image is the only one of its class to be compared with."""
+    single = None if sent.counts is None else sent.counts == 1
+    if single is None or not single.any():
+        return {"single_samples": 0, "rms_of_single_samples": None, "rms_of_class_mean_to_single_samples": None}
+    return {
+        "single_samples": int(single.sum()),
+        "rms_of_single_samples": float(near[single].mean()),
+        "rms_of_class_mean_to_single_samples": float(near_guess[single].mean()),
+    }
 
 
 def mean_figures(clients: Mapping[str, Figures]) -> Figures:
@@ -148,6 +169,6 @@ def _combined(key: str, values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     if not known:
         return None
-    if key in ("images", "prototypes"):
+    if key in ("images", "prototypes", "single_samples"):
         return sum(known)
     return min(known) if key == "fewest_samples_behind_one" else mean(known)

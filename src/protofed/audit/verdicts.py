@@ -5,6 +5,7 @@ from typing import Any
 
 from protofed.audit.membership import Auc
 from protofed.audit.reconstruction import RISK
+from protofed.guards import Guard
 
 _BETTER = 0.95
 """A rebuilt image must be this much nearer than the class mean to count as more than the label."""
@@ -37,6 +38,23 @@ def of_prototypes(field: str, figures: Mapping[str, Any]) -> str:
     if near < _BETTER * guess:
         return f"Some leakage: the prototypes {field} show more than the class mean does ({distance}).{single}"
     return f"Nothing found: the prototypes {field} show no image better than the class mean does ({distance}).{single}"
+
+
+def of_single_images(clients: Mapping[str, list[str]]) -> list[str]:
+    """Where a class mean is no mean."""
+    if not clients:
+        return []
+    named = ", ".join(f"{client} ({', '.join(classes)})" for client, classes in clients.items())
+    return [f"At risk: a class of one image sends that image's embedding itself, with its label: {named}."]
+
+
+def of_guard(guard: Guard) -> list[str]:
+    """What the figures mean where something stands between the client and the server."""
+    if not guard.secure:
+        return []
+    return [
+        "Secure aggregation hides single uploads from the server: the figures are for whoever sees one before that."
+    ]
 
 
 def of_membership(what: str, result: Auc) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from copy import deepcopy
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from math import prod
 from typing import Any
 
@@ -16,7 +16,7 @@ from protofed.data.partition import stratified_split
 from protofed.errors import UserError
 from protofed.method import Method
 from protofed.models.net import Net
-from protofed.records import ClassTable, Features, PrototypeSet, Record, Weights
+from protofed.records import ClassTable, Features, NoisedTable, PrototypeSet, Record, Sum, Weights
 from protofed.runs.opened import OpenRun, batches
 from protofed.seeding import numpy_generator
 
@@ -34,6 +34,8 @@ class SentRows:
     labels: Tensor
     counts: Tensor | None = None
     """How many samples stand behind each row, where the message says so."""
+    adds_up: bool = False
+    """Whether the rows are class means that the server adds up, so that each is exactly of the client's samples."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,14 @@ class Victim:
 
     def sent_rows(self) -> list[SentRows]:
         """Every set of rows in the upload."""
-        return [] if self.upload is None else [rows for rows in _rows_in(self.upload) if len(rows.labels)]
+        found = [] if self.upload is None else rows_in(self.upload, self.net.classes)
+        return [rows for rows in found if len(rows.labels)]
+
+    def of_own_classes(self, rows: SentRows) -> SentRows:
+        """Only rows of classes that the client has: under noise all of them travel."""
+        own = torch.isin(rows.labels, self.members.y)
+        counts = None if rows.counts is None else rows.counts[own]
+        return replace(rows, rows=rows.rows[own], labels=rows.labels[own], counts=counts)
 
     def stage_of(self, rows: SentRows, preferred: str | None) -> str | None:
         """The stage whose features look like these rows: the one preferred, else the first that fits; None: none."""
@@ -135,8 +144,19 @@ def _outsiders(context: RunContext, client: str) -> Images:
     return dataset.take_train(kept) if len(kept) else dataset.domains[domain].test
 
 
+def rows_in(upload: Record, classes: int) -> list[SentRows]:
+    """Every set of rows in an upload; a table with several rows for a class, one after another, names it alike."""
+    return [replace(rows, labels=rows.labels % classes) for rows in _rows_in(upload)]
+
+
 def _rows_in(value: Any, path: str = "") -> Iterator[SentRows]:
-    if isinstance(value, ClassTable):
+    if isinstance(value, Sum):
+        yield from (replace(rows, adds_up=True) for rows in _rows_in(value.value, path))
+    elif isinstance(value, NoisedTable):
+        # Of which classes there are any, and how many, noise hides; an attacker divides by what it reads.
+        means = value.rows / value.count.clamp(min=1.0)[:, None]
+        yield SentRows("prototypes", path, means.float(), torch.arange(len(means)))
+    elif isinstance(value, ClassTable):
         held = value.held
         yield SentRows("prototypes", path, value.rows[held].float(), held.nonzero()[:, 0], value.count[held])
     elif isinstance(value, Features | PrototypeSet):

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table as RichTable
 
+from protofed.guards import promise_in_words
 from protofed.runs import Run
 from protofed.studies.schedule import Failure
 from protofed.text import Table, duration
@@ -142,6 +143,8 @@ def show_summary(run: Run) -> None:
         f"{summary['rounds']} rounds in {summary['seconds']['total']:.1f} s, sent {total['up']} up and "
         f"{total['down']} down; written to {run.path}"
     )
+    if "privacy" in summary:
+        console().print(promise_in_words(summary["privacy"]))
 
 
 def report_failures(failures: Sequence[Failure]) -> int:

@@ -19,7 +19,7 @@ from protofed.clients.prepared import Prepared
 from protofed.clients.samples import ClientSamples, to_device
 from protofed.clients.store import ClientState, ClientStore, Sources
 from protofed.clients.training import TrainingResult, train
-from protofed.guards import PrivateGradients, guard_rows, privatise
+from protofed.guards import PrivateGradients, guard_rows, privatise, sensitivity_of
 from protofed.method import At
 from protofed.models import everything, laid_out, nothing
 from protofed.models.freezing import complete_tensors
@@ -98,7 +98,7 @@ class ClientSide:
         )
         upload, memory = self._context.method.upload(net, ready.samples, at)
         quantiser = None if guard.quantise is None else Quantiser(guard.quantise, at.rng("guard quantise"))
-        private = privatise(guard, upload, at)
+        private = privatise(guard, upload, at, sensitivity_of(self._context.method, guard, at))
         sent = encode(private, client, quantiser)
         self._store.propose(client, ready.job.round, ClientState(net.pick(), memory, result.optimizer))
         # A loss depends on the samples, too, and carries no noise.

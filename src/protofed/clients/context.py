@@ -1,8 +1,8 @@
 """What is fixed before the first round and known to the server and every client."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from protofed.clients.samples import ClientSamples, SampleKind, SampleSet
 from protofed.data import Augment, Dataset, Images, Partition
-from protofed.guards import UNGUARDED, Guard
+from protofed.guards import UNGUARDED, Guard, noise_on_sum, sensitivity_of
 from protofed.method import At, Method, Plan
 from protofed.models import Split
 from protofed.models.fast.stand_ins import Recipe
@@ -93,19 +93,29 @@ class RunContext:
 
     def at(self, round: int, client: str | None) -> At:
         """Where a hook of this federation stands; `held` are the client's class counts, or every class once."""
-        classes = len(self.dataset.classes)
-        return At(
+        at = self._at
+        held = torch.ones(at.classes, device=self.device) if client is None else self._held[self._position[client]]
+        return replace(at, round=round, client=client, held=held)
+
+    @cached_property
+    def _at(self) -> At:
+        """Where everybody stands alike."""
+        at = At(
             plan=self.plan,
-            classes=classes,
+            classes=len(self.dataset.classes),
             dim=self.model.dim,
             clients=self.sizes,
             domains=self.partition.domain,
             image_shape=self.dataset.image_shape,
             seed=self.seed,
-            round=round,
-            client=client,
-            held=torch.ones(classes, device=self.device) if client is None else self._held[self._position[client]],
         )
+        return self.with_noise_of(self.sizes, at)
+
+    def with_noise_of(self, clients: Iterable[str], at: At) -> At:
+        """Told how strong the guard's noise is on a sum over these clients."""
+        sensitivity = sensitivity_of(self.method, self.guard, at)
+        noise, noised = noise_on_sum(self.guard, sensitivity, [self.sizes[name] for name in clients], at.classes)
+        return replace(at, noise=noise, noised=noised)
 
     def train_images(self, client: str) -> Images:
         """What the client trains on, as pixels."""

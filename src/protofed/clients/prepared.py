@@ -15,6 +15,7 @@ from protofed.clients.optimizers import kept_state, make_optimizers
 from protofed.clients.samples import ClientSamples
 from protofed.clients.store import ClientState
 from protofed.data import Augment, Images
+from protofed.guards import noised_form
 from protofed.method import At
 from protofed.models import Split
 from protofed.models.net import Net
@@ -88,7 +89,7 @@ def _make_templates(context: RunContext) -> Templates:
     return Templates(
         server,
         down,
-        upload,
+        noised_form(context.guard, upload),
         tuple(_fresh_client(context, model, at) for model in context.models),
         None if weights is None else GlobalModel(weights, down),
     )

@@ -1,15 +1,17 @@
 """Moments in which sites or domains count equally, sent as they are, as a sketch, or without the second ones."""
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from protofed.closed_form.moments import Moments
+from protofed.closed_form.moments import Moments, with_second_moment
 from protofed.closed_form.one_pass import OnePass
 from protofed.closed_form.sketch import SketchedSums, moments_of, sketched, sum_of_sketches
 from protofed.closed_form.sums import means_of
-from protofed.method import At, Samples, U, Whole, knob
+from protofed.errors import UserError
+from protofed.method import At, Samples, SumSensitivity, U, Whole, knob
 from protofed.models.net import Net
 from protofed.records import ClassTable
 from protofed.verbs import exact_class_means, second_moment, unpack_symmetric
@@ -26,6 +28,18 @@ class BalancedMoments(OnePass[U]):
     )
     balance: Literal["none", "domain", "site"] = knob("images, domains or sites count equally", default="none")
     rank: Whole = knob("directions of a sketch, at most a quarter of the site's images", default=32)
+
+    def sum_sensitivity(self, unit: Literal["sample", "client"], bound: float, at: At) -> Mapping[str, SumSensitivity]:
+        """Of what adds up; a sketch does not."""
+        if self.gram == "sketch":
+            raise UserError("guard: of a sketch no bound is known; use gram=none or gram=full")
+        if unit == "sample" and self.balance == "site":
+            raise UserError(
+                "guard: with balance=site an image changes how much all others of its site count; use balance=domain, "
+                "or bound the site: unit=client"
+            )
+        known = super().sum_sensitivity(unit, bound, at)
+        return known if self.gram == "none" else with_second_moment(known["sums"], at.dim)
 
     def statistics(self, net: Net, data: Samples, at: At) -> Any:
         """Means, and n_kc in units in which a site counts; in the rows of the site's domain where domains balance."""

@@ -3,9 +3,9 @@
 Subclasses are the methods; what they send and how a head is computed from it is all they add.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import torch
 from pydantic import Field
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from protofed.closed_form.sums import ClassSums, ClassSumsUpload, added_up, doubled, means_of, subtracted
 from protofed.errors import UserError
-from protofed.method import At, Method, Plan, Samples, Step, Terms, U, Whole, knob
+from protofed.method import At, Method, Plan, Samples, Step, SumSensitivity, Terms, U, Whole, knob
 from protofed.models import Split, everything, head
 from protofed.models.net import Net
 from protofed.models.unit_length import HEAD, with_unit_features
@@ -55,6 +55,20 @@ class OnePass(Method[U]):
 
     min_count: Whole = knob("classes of which a site has fewer images are left out of what it sends", default=1)
 
+    @property
+    def separable(self) -> bool:
+        """Sums of single images; `sum_sensitivity` says what one of them can change."""
+        return True
+
+    def sum_sensitivity(self, unit: Literal["sample", "client"], bound: float, at: At) -> Mapping[str, SumSensitivity]:
+        """An image changes one class sum by at most its length, and one count by 1."""
+        if unit == "sample" and self.min_count > 1:
+            raise UserError(
+                "guard: with min_count one image can let several others in, so what it changes is not bounded; noise "
+                "covers small classes, so leave min_count out"
+            )
+        return {"sums": SumSensitivity(min(bound, 1.0))}
+
     def cautions(self, each: Sequence[At], classes: Sequence[str]) -> list[str]:
         """Where a class mean is the feature of a single image, and which classes are left out."""
         few = {at.client: (at.held > 0) & (at.held < max(self.min_count, 2)) for at in each}
@@ -63,7 +77,8 @@ class OnePass(Method[U]):
             for client, found in few.items()
             if found.any()
         ]
-        if not named:
+        covered = all(at.noise > 0 for at in each)
+        if not named or covered:
             return []
         sites = ", ".join(named[:_NAMED]) + (f" and {len(named) - _NAMED} more sites" if len(named) > _NAMED else "")
         if self.min_count == 1:
@@ -174,6 +189,12 @@ class FineTuned(OnePass[U]):
         if at.round == 0:
             return super().aggregate(server, total, at)  # type: ignore[no-any-return]
         return replace(server, shared=ComputedHead(total.weights))
+
+    def sum_sensitivity(self, unit: Literal["sample", "client"], bound: float, at: At) -> Mapping[str, SumSensitivity]:
+        """Of the exchange; what training would add to it is not covered."""
+        if self.finetune:
+            raise UserError("guard: noise covers the sums, not the training that follows them; leave finetune out")
+        return super().sum_sensitivity(unit, bound, at)
 
     def refuse_unless_sum(self) -> None:
         """What training took from a site stays in the head."""

@@ -1,5 +1,6 @@
 """Exchanges that may follow the statistics: sites choose lam and temperature, and make heads of their own."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ from protofed.closed_form.selection import LAMS, best, no_scores, scores
 from protofed.closed_form.sketch import SketchUpload
 from protofed.closed_form.sums import added_up, doubled, means_of, subtracted
 from protofed.errors import UserError
-from protofed.method import At, NonNegative, Plan, Positive, Samples, knob
+from protofed.method import At, NonNegative, Plan, Positive, Samples, SumSensitivity, knob
 from protofed.models import Group, everything, head, nothing
 from protofed.models.net import Net
 from protofed.records import ClassTable, Each, Mean, Record, map_tensors
@@ -67,20 +68,31 @@ class TunedBySites(BalancedMoments[Any]):
         """Heads of their own are beside that of all."""
         return "both" if self.rho else "global"
 
+    def sum_sensitivity(self, unit: Literal["sample", "client"], bound: float, at: At) -> Mapping[str, SumSensitivity]:
+        """Of the first exchange; noise does not cover those that may follow."""
+        if self.tune != "none" or self.rho:
+            raise UserError("guard: noise covers one exchange of sums; leave tune and rho out")
+        return super().sum_sensitivity(unit, bound, at)
+
     def plan(self, plan: Plan) -> Plan:
         """Statistics; what sites choose; heads of their own."""
         return replace(plan, epochs=(0,) * (1 + (self.tune != "none") + (self.rho > 0)))
 
-    def head_of(self, N: Tensor, S: Tensor, G: Tensor | None, lam: float) -> tuple[Tensor, Tensor]:
-        """W [C, D] and b [C] from balanced counts, class sums and second moment (None: nobody sends it)."""
-        raise TypeError(f"{type(self).__name__} must define head_of(N, S, G, lam)")
+    def head_of(self, N: Tensor, S: Tensor, G: Tensor | None, lam: float, noise: float = 0.0) -> tuple[Tensor, Tensor]:
+        """W [C, D] and b [C] from balanced counts, class sums and second moment (None: nobody sends it); `noise` is the
+        variance of noise on the class sums."""
+        raise TypeError(f"{type(self).__name__} must define head_of(N, S, G, lam, noise)")
 
     def closed_form(self, server: RidgeServer, at: At) -> tuple[Tensor, Tensor]:
         """The head of all, divided by the temperature."""
         images = sum(at.clients[client] for client in at.participants)
         lam, tau = server.shared.chosen.tolist()
-        W, b = self.head_of(*self.balanced(server.total, images, at), lam)
+        W, b = self.head_of(*self.balanced(server.total, images, at), lam, self.noise_variance(at))
         return W / tau, b / tau
+
+    def noise_variance(self, at: At) -> float:
+        """Of a guard's noise on a number of the class sums."""
+        return at.noise**2 / self.sum_sensitivity("client", 1.0, at)["sums"].rows if at.noise else 0.0
 
     def scores(self, net: Net, data: Samples, at: At) -> Mean[Tensor]:
         """Mean log-likelihood of the site's images under heads made without it, for every lam and temperature."""

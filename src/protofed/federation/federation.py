@@ -29,12 +29,15 @@ from protofed.federation.class_mean_head import HeadStart, start_from_class_mean
 from protofed.federation.engine import Engine, in_order
 from protofed.federation.evaluation import Evaluator, Member
 from protofed.federation.folder import RunFolder
-from protofed.guards import UNGUARDED, PrivacyLedger, SecureTally
+from protofed.guards import UNGUARDED, PrivacyLedger, SecureTally, possible_total, sensitivity_of
 from protofed.records import Bytes, Message, Record, Sums, Tally, Weights, adds_up, decode, encode
 from protofed.seeding import generator
 from protofed.system import write_atomically
 
 log = logging.getLogger("protofed")
+
+LEFT_OUT = "left out"
+"""The event of a participant whose upload was not used."""
 
 _GROUPS = 64
 """Into how many groups the participants of a round are put to be added up, where there are enough of them."""
@@ -84,6 +87,7 @@ class Federation:
         self._policy = policy
         self._next = 0
         self._head_start: HeadStart | None = None
+        self._arrived: dict[int, int] = {}
         self._enrol(prepared)
         self.notes: list[dict[str, str]] = []
         """What happened to clients since the last round, for the events of the next."""
@@ -95,6 +99,8 @@ class Federation:
             self._next, self.server = recovered[0] + 1, recovered[1]
             for line in self.folder.rounds():
                 self.evaluator.trained(line["participants"])
+                absent = {event["client"] for event in line["events"] if event["event"] == LEFT_OUT}
+                self._arrived[line["round"] - 1] = len(line["participants"]) - len(absent)
             self._snapshot()  # the run may have been killed just before
 
     @property
@@ -129,7 +135,9 @@ class Federation:
         context, templates = prepared.context, prepared.templates
         self._prepared = prepared
         self.evaluator = Evaluator(context, self._engine)
-        self._ledger = PrivacyLedger(context.guard, context.method, context.plan, context.sizes, templates.upload)
+        self._ledger = PrivacyLedger(
+            context.guard, context.method, context.plan, context.sizes, templates.upload, self._arrived
+        )
 
     def admit(self, prepared: Prepared) -> None:
         """Go on with more clients than before; a method whose state is made for certain clients cannot.
@@ -172,8 +180,7 @@ class Federation:
         with clock.part("train"):
             exchange = self._exchange(round, participants)
         with clock.part("aggregate"):
-            at = replace(self.context.at(round, None), participants=tuple(exchange.tally.clients))
-            self.server = self.context.method.aggregate(self.server, exchange.tally.total(), at)
+            self.server = self._next_server(round, exchange.tally)
         with clock.part("evaluate"):
             accuracy, validation = self._accuracy(round, exchange.members)
         record = {
@@ -192,6 +199,14 @@ class Federation:
         self.notes = []
         self.folder.commit_round(round, record, self.server, exchange.tally.clients)
         return record
+
+    def _next_server(self, round: int, tally: Tally | SecureTally) -> Record:
+        """The method's next state, from totals that are possible also where noise is on them."""
+        context, arrived = self.context, tuple(tally.clients)
+        self._arrived[round] = len(arrived)
+        at = context.with_noise_of(arrived, replace(context.at(round, None), participants=arrived))
+        total = possible_total(context.guard, sensitivity_of(context.method, context.guard, at), tally.total())
+        return context.method.aggregate(self.server, total, at)
 
     def privacy(self, rounds: int) -> dict[str, Any] | None:
         """What all uploads of the first `rounds` rounds gave away, client by client; None without a guard."""
@@ -377,7 +392,7 @@ class _Exchange:
     def left_out(self, client: str, failure: Failed) -> None:
         log.warning("%s is left out of this round: %s", client, failure.reason)
         self.failures.append(failure)
-        self.events.append({"client": client, "event": "left out", "reason": failure.reason})
+        self.events.append({"client": client, "event": LEFT_OUT, "reason": failure.reason})
 
 
 class _BroadcastEncoder:

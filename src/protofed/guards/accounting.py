@@ -5,9 +5,9 @@ plan, so a resumed run reports what an uninterrupted one would.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from math import isfinite
+from math import isfinite, log, sqrt
 from typing import Any, NamedTuple
 from warnings import catch_warnings, simplefilter
 
@@ -54,6 +54,19 @@ class PrivacyLedger:
     """The samples each client trains on."""
     upload: Record
     """An example of what a client sends."""
+    arrived: dict[int, int] = field(default_factory=dict)
+    """How many uploads came in a round, where fewer did than share the noise."""
+
+    def with_guard(self, guard: Guard) -> "PrivacyLedger":
+        """The same clients under another guard."""
+        return replace(self, guard=guard)
+
+    def planned(self) -> dict[str, Any]:
+        """What the client that spends most will have spent in the end, and what one round costs it."""
+        every, client = range(self.plan.rounds), list(self.sizes)
+        one = self.after([(0, client)])
+        entry = self.after((round, client) for round in every)
+        return {**entry, "one_round": one["epsilon"]}
 
     def after(self, rounds: Iterable[tuple[int, Iterable[str]]]) -> dict[str, Any]:
         """The state of the budget after these rounds, each with the clients that took part."""
@@ -69,15 +82,18 @@ class PrivacyLedger:
         worst = max(spent.values(), default=0.0)
         if not guard.promises:
             return {**budget, "epsilon": None, "epsilon_of_rows": _finite(worst), "reason": _NOT_COVERED}
-        return {**budget, "epsilon": _finite(worst), "relation": _RELATION[guard.unit]}
+        shared = {"among": guard.among} if guard.among > 1 else {}
+        return {**budget, "epsilon": _finite(worst), "relation": _RELATION[guard.unit], **shared}
 
     def spent_by(self, client: str, rounds: tuple[int, ...]) -> float:
         """One client's epsilon after the rounds it took part in."""
-        return _epsilon(self.guard.accountant, tuple(self.mechanisms(client, rounds)), self.guard.delta)
+        return epsilon_of(tuple(self.mechanisms(client, rounds)), self.guard.accountant, self.guard.delta)
 
     def mechanisms(self, client: str, rounds: Iterable[int]) -> list[SampledGaussianMechanism]:
         """Everything that looked at the client's data."""
         guard, listed = self.guard, list(rounds)
+        if guard.among > 1:
+            return [SampledGaussianMechanism(self._noise_of(round), guard.subsample, 1) for round in listed]
         if guard.unit == "client":
             return [SampledGaussianMechanism(guard.noise, 1.0, len(listed))]
         used = []
@@ -89,6 +105,10 @@ class PrivacyLedger:
             used.append(SampledGaussianMechanism(guard.effective_row_noise, guard.subsample, len(listed)))
         return used
 
+    def _noise_of(self, round: int) -> float:
+        """The noise on a sum: every client that drops out takes its share with it."""
+        return self.guard.effective_row_noise * sqrt(self.arrived.get(round, self.guard.among) / self.guard.among)
+
     def total(self, rounds: Iterable[tuple[int, Iterable[str]]]) -> dict[str, Any]:
         """The budget at the end, with every client where there are few."""
         listed = [(round, list(clients)) for round, clients in rounds]
@@ -97,6 +117,15 @@ class PrivacyLedger:
             return state
         rounds_of = {c: tuple(round for round, clients in listed if c in clients) for c in self.sizes}
         return {**state, "clients": {c: _finite(self.spent_by(c, rounds)) for c, rounds in rounds_of.items()}}
+
+
+def promise_in_words(privacy: Mapping[str, Any]) -> str:
+    """What an entry of `after`, `total` or `planned` promises, in one sentence."""
+    if privacy["epsilon"] is None:
+        return f"privacy: nothing is promised, since {privacy['reason']}"
+    whose = {"sample": "one image", "client": "all that one client holds"}[privacy["unit"]]
+    shared = f", by noise that {privacy['among']} clients add up to" if "among" in privacy else ""
+    return f"privacy: epsilon {privacy['epsilon']:.4g} at delta {privacy['delta']:g} for {whose}{shared}"
 
 
 _NOT_COVERED = (
@@ -114,14 +143,23 @@ def require_opacus() -> None:
 
 
 @lru_cache(maxsize=4096)
-def _epsilon(accountant: str, mechanisms: tuple[SampledGaussianMechanism, ...], delta: float) -> float:
+def epsilon_of(mechanisms: tuple[SampledGaussianMechanism, ...], accountant: str, delta: float) -> float:
+    """Of all these mechanisms together, by one of the accountants."""
     used = [mechanism for mechanism in mechanisms if mechanism.steps]
     if not used:
         return 0.0
+    if accountant == "zcdp":
+        return _by_concentration(used, delta)
     with catch_warnings():
         # A better order may be outside ours: the bound is loose then, not wrong. log(0) comes from a rate of 1.
         simplefilter("ignore")
         return _by_orders(used, delta) if accountant == "rdp" else _by_distributions(used, delta)
+
+
+def _by_concentration(used: list[SampledGaussianMechanism], delta: float) -> float:
+    """rho adds up; that only a part of the samples is looked at is not made use of."""
+    rho = sum(one.steps / (2 * one.noise**2) for one in used)
+    return rho + 2 * sqrt(rho * log(1 / delta))
 
 
 def _by_orders(used: list[SampledGaussianMechanism], delta: float) -> float:

@@ -1,8 +1,8 @@
 """What a guard is asked to do: one definition for `--guard`, for Python and for run.json."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from protofed.errors import UserError, unknown_name
 
@@ -16,7 +16,10 @@ class Guard(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     unit: Literal["sample", "client"] = Field(
-        "sample", description="whose part in the uploads is bounded: one sample's, or all that a client holds"
+        "sample", description="whose part in the uploads is bounded: one sample's (or image's), or all a client holds"
+    )
+    epsilon: _Positive | None = Field(
+        None, description="what may be spent over the whole run; noise follows from it, and clip is 1 unless given"
     )
     clip: _Positive | None = Field(
         None, description="largest norm of a sample's gradient and features, or of a client's change of the weights"
@@ -32,10 +35,19 @@ class Guard(BaseModel):
     secure: bool = Field(False, description="the server learns sums over clients only (SecAgg+ of Flower)")
     secure_range: _Positive = Field(32.0, description="largest number that secure aggregation can carry")
     delta: float = Field(1e-5, gt=0, lt=1, description="the delta of (epsilon, delta)")
-    accountant: Literal["rdp", "prv"] = Field("rdp", description="how epsilon is computed")
+    accountant: Literal["rdp", "prv", "zcdp"] = Field(
+        "rdp", description="how epsilon is computed; zcdp where epsilon is named and nothing is trained"
+    )
     source: Literal["seed", "system"] = Field(
         "seed", description="noise from the run's seed, or from the operating system's secure source"
     )
+
+    among: int = Field(1, ge=1, description="clients that share the noise on a secure sum; set by the run")
+
+    @field_validator("unit", mode="before")
+    @classmethod
+    def _image_is_a_sample(cls, unit: Any) -> Any:
+        return "sample" if unit == "image" else unit
 
     @property
     def effective_row_clip(self) -> float | None:
@@ -50,7 +62,7 @@ class Guard(BaseModel):
     @property
     def noisy(self) -> bool:
         """Whether anything is noised."""
-        return self.noise > 0 or self.effective_row_noise > 0
+        return self.noise > 0 or self.effective_row_noise > 0 or self.epsilon is not None
 
     @property
     def trains_privately(self) -> bool:
@@ -66,7 +78,8 @@ class Guard(BaseModel):
         """Whether it clips, noises and hides no less than another, in everything that the other does."""
         same_bounds = self.unit == other.unit and self.train in ("private", other.train)
         return (
-            (same_bounds or other.effective_row_clip is None)
+            self._spends_no_more(other)
+            and (same_bounds or other.effective_row_clip is None)
             and _no_looser(self.clip, other.clip)
             and _no_looser(self.effective_row_clip, other.effective_row_clip)
             and _no_looser(self.quantise, other.quantise)
@@ -78,6 +91,13 @@ class Guard(BaseModel):
             and (self.source == "system" or other.source == "seed")
         )
 
+    def _spends_no_more(self, other: "Guard") -> bool:
+        """Whether it keeps to the other's epsilon; noise that is shared under a secure sum is not each client's own."""
+        if other.epsilon is None:
+            return True
+        own_noise = other.secure or not self.secure
+        return self.epsilon is not None and self.epsilon <= other.epsilon and self.unit == other.unit and own_noise
+
 
 def _no_looser(bound: float | None, other: float | None) -> bool:
     return other is None or (bound is not None and bound <= other)
@@ -87,14 +107,15 @@ UNGUARDED = Guard.model_validate({})
 
 
 def parse_guard(text: str | None) -> Guard:
-    """A guard from text such as `clip=1.0,noise=0.5` or `unit=client,clip=1,noise=0.1,quantise=8`."""
+    """A guard from text such as `epsilon=3,delta=1e-5`, `clip=1.0,noise=0.5` or `unit=client,clip=1,noise=0.1`."""
     settings: dict[str, str] = {}
+    known = Guard.model_fields.keys() - {"among"}
     for item in [] if text is None else text.split(","):
         key, equals, value = (part.strip() for part in item.partition("="))
         if not equals:
             raise UserError(f"guard={text} is not valid; it takes KEY=VALUE,..., for example clip=1.0,noise=0.5")
-        if key not in Guard.model_fields:
-            raise unknown_name("setting of a guard", key, Guard.model_fields)
+        if key not in known:
+            raise unknown_name("setting of a guard", key, known)
         settings[key] = value
     try:
         guard = Guard.model_validate(settings)
@@ -103,6 +124,17 @@ def parse_guard(text: str | None) -> Guard:
         key = str(first["loc"][0])
         reason = first["msg"][0].lower() + first["msg"][1:]
         raise UserError(f"guard: {key}={settings[key]} is not valid: {reason}") from None
+    if guard.epsilon is not None:
+        return _with_budget(guard)
     if guard.noisy and (guard.clip is None or guard.noise == 0):
         raise UserError("guard: noise is a multiple of clip, so it takes both; for example clip=1.0,noise=0.5")
     return guard
+
+
+def _with_budget(guard: Guard) -> Guard:
+    """Of which epsilon is named."""
+    if guard.noise or guard.row_noise is not None:
+        raise UserError("guard: noise follows from epsilon; name one of them")
+    if guard.train == "plain":
+        raise UserError("guard: train=plain promises nothing, so it has no epsilon; leave one of them out")
+    return guard if guard.clip is not None else guard.model_copy(update={"clip": 1.0})

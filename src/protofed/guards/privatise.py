@@ -3,16 +3,18 @@
 What one unit can change, and so how much noise hides it, is worked out in docs/guards.md.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from math import sqrt
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from protofed.guards.guard import Guard
 from protofed.guards.random_source import source_of
-from protofed.method import At, Notes
+from protofed.guards.sums import SumMechanism, sends_sums
+from protofed.method import At, Notes, SumSensitivity
 from protofed.records import ClassTable, Each, Record, Weights, parts_of
 from protofed.records.types import LabelledRows
 
@@ -36,12 +38,15 @@ def guard_rows(guard: Guard, notes: Notes, at: At) -> Notes:
     return {key: clipped(value, bound) if _is_vector(value) else value for key, value in notes.items()}
 
 
-def privatise(guard: Guard, upload: R, at: At) -> R:
-    """The upload as it may leave the client."""
+def privatise(guard: Guard, upload: R, at: At, sensitivity: Mapping[str, SumSensitivity] | None = None) -> R:
+    """The upload as it may leave the client; `sensitivity` is that of its sums."""
     if not guard.noisy:
         return upload
-    level = _ClientLevelMechanism if guard.unit == "client" else _SampleLevelMechanism
-    mechanism = level(guard, upload, at)
+    if sends_sums(upload):
+        mechanism: _Mechanism = SumMechanism(guard, upload, sensitivity or {}, at)
+    else:
+        level = _ClientLevelMechanism if guard.unit == "client" else _SampleLevelMechanism
+        mechanism = level(guard, upload, at)
     private = {name: mechanism.field(name, item) for name, item in parts_of(upload).items()}
     return replace(upload, **private)  # type: ignore[type-var]
 
@@ -67,6 +72,12 @@ def known_before(upload: Record, down: Record, name: str) -> Weights:
         return Weights({}, values.stats)
     namesake = getattr(down, name, None)
     return namesake if isinstance(namesake, Weights) else values
+
+
+class _Mechanism(Protocol):
+    """Changes what leaves a client, field by field."""
+
+    def field(self, name: str, item: Any) -> Any: ...
 
 
 class _SampleLevelMechanism:

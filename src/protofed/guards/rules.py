@@ -9,9 +9,10 @@ from protofed.guards.accounting import require_opacus
 from protofed.guards.guard import Guard
 from protofed.guards.privatise import known_before
 from protofed.guards.secure import require_flower
+from protofed.guards.sums import sends_sums
 from protofed.method import Method
 from protofed.models import Split, describe
-from protofed.records import ClassTable, Each, Record, Weights, parts_of
+from protofed.records import ClassTable, Each, Record, Sum, Weights, parts_of
 
 
 def refuse_impossible(
@@ -25,12 +26,15 @@ def refuse_impossible(
 ) -> None:
     """Raise a UserError where the guard cannot do what it is asked to; `down` and `upload` are examples of messages."""
     if guard.noisy:
-        require_opacus()
         if method.pools_data:
             raise UserError(f"guard: {name} sends nothing that could be noised; leave noise out")
+        if guard.accountant != "zcdp":
+            require_opacus()
     if guard.secure:
         _refuse_single_values(guard, name, upload)
-    if guard.noisy and guard.unit == "client":
+    if guard.noisy and sends_sums(upload):
+        _refuse_beside_sums(name, upload)
+    elif guard.noisy and guard.unit == "client":
         _refuse_unbounded(name, down, upload)
     if guard.trains_privately:
         _refuse_coupled(guard, name, method)
@@ -41,9 +45,10 @@ def refuse_impossible(
 def _refuse_coupled(guard: Guard, name: str, method: Method) -> None:
     """What one sample changes is bounded only where its gradient and its rows are its own."""
     if not method.separable:
+        level = f"noise={guard.noise:g}" if guard.epsilon is None else f"epsilon={guard.epsilon:g}"
         raise UserError(
             f"guard: the loss or the upload of {name} couples samples, so what one of them changes is not bounded; "
-            f"bound the client instead: --guard unit=client,clip={guard.clip:g},noise={guard.noise:g}"
+            f"bound the client instead: --guard unit=client,clip={guard.clip:g},{level}"
         )
     if method.proto_pass == "last_epoch":
         raise UserError(
@@ -62,6 +67,12 @@ def _refuse_batch_normalisation(method: Method, model: Split, model_name: str) -
                 f"guard: batch normalisation in {model_name} ({path}) mixes the samples of a batch, so none has a "
                 f"gradient of its own; use {other}, or --guard unit=client,..."
             )
+
+
+def _refuse_beside_sums(name: str, upload: Record) -> None:
+    for part, item in parts_of(upload).items():
+        if not isinstance(item, Sum):
+            raise UserError(f"guard: {name} sends {part} beside its sums, of which no bound is known; leave noise out")
 
 
 def _refuse_unbounded(name: str, down: Record, upload: Record) -> None:

@@ -32,9 +32,18 @@ class FedCGS(SecondMoments[MomentsUpload]):
         m, n = means.rows, means.count
         Sigma = pooled_covariance(unpack_symmetric(server.total.gram.rows[0], at.dim), m, n)
         regular = Sigma + self.gamma * torch.eye(at.dim, dtype=m.dtype)
-        W = torch.linalg.solve(regular, m.T).T
+        W = _solved(regular, m, self.gamma)
         prior = (n / n.sum().clamp(min=1)).clamp(min=1e-12).log()
         return W, prior - (W * m).sum(1) / 2
+
+
+def _solved(regular: Tensor, m: Tensor, least: float) -> Tensor:
+    """m Sigma^-1; noise may leave Sigma with directions of negative variance, of which none is then taken."""
+    if not torch.linalg.cholesky_ex(regular).info:
+        return torch.linalg.solve(regular, m.T).T
+    variance, directions = torch.linalg.eigh(regular)
+    solution: Tensor = (m @ directions / variance.clamp(min=max(least, 1e-12))) @ directions.T
+    return solution
 
 
 def pooled_covariance(G: Tensor, m: Tensor, n: Tensor) -> Tensor:

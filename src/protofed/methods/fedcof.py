@@ -6,7 +6,7 @@ Magistri, Goswami, et al. Covariances for Free: Exploiting Mean Distributions fo
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from protofed.closed_form.one_pass import OnePass, OnePassServer
 from protofed.closed_form.sums import ClassSums, doubled
-from protofed.method import At, NonNegative, Samples, Whole, knob
+from protofed.method import At, NonNegative, Samples, SumSensitivity, Whole, knob
 from protofed.methods.fed3r import ridge
 from protofed.models.net import Net
 from protofed.records import ClassTable, Each, Record, Weights, map_tensors
@@ -50,6 +50,16 @@ class FedCOF(OnePass[ClassMeansUpload]):
     gamma: NonNegative = knob("shrinkage, in units of the mean variance", default=1.0)
     lam: NonNegative = knob("ridge: added to the diagonal", default=0.01)
     parts: Whole = knob("means that a site sends of each class, of equally many images", default=1)
+
+    @property
+    def separable(self) -> bool:
+        """One image more deals all others to other parts."""
+        return self.parts == 1
+
+    def sum_sensitivity(self, unit: Literal["sample", "client"], bound: float, at: At) -> Mapping[str, SumSensitivity]:
+        """Nothing adds up: a guard treats the means as those of any method."""
+        super().sum_sensitivity(unit, bound, at)
+        return {}
 
     def no_statistics(self, net: Net, at: At) -> ClassSums:
         """Of nobody."""

@@ -102,6 +102,25 @@ class ClassTable(Record):
         return ClassTable(dense, count)
 
 
+class NoisedTable(ClassTable):
+    """Class sums under noise: every class has a row, and a count may be any number, below zero, too."""
+
+    free_rows = frozenset()
+
+    @property
+    def held(self) -> Tensor:
+        """Which classes a sender really has is what the noise hides."""
+        return torch.ones_like(self.count, dtype=torch.bool)
+
+    def to_wire(self) -> dict[str, Any]:
+        """All rows."""
+        return Record.to_wire(self)
+
+    def from_wire(self, parts: dict[str, Any]) -> "NoisedTable":
+        """As it is."""
+        return NoisedTable(**parts)
+
+
 class LabelledRows(Record):
     """Rows with a class each, as many as the sender chose; two kinds follow."""
 

@@ -48,6 +48,7 @@ def results(content: ReportContent, order: Mapping[str, int]) -> Iterator[Sectio
         ("course", "Round by round", _curves),
         ("chance", "Could it be chance?", _significance),
         ("communication", "Communication", _communication),
+        ("privacy", "Privacy", _privacy),
         ("time", "Time", _time),
         ("partition", "Who holds what", _partition),
     ]
@@ -246,6 +247,21 @@ def _time(group: MethodGroup, _index: int, order: Mapping[str, int]) -> Html:
     }
     table = method_table("Time and memory of one run", [*_PARTS, "total", "peak memory"], rows, order)
     return join([bars, details("Exact figures", table)])
+
+
+def _privacy(group: MethodGroup, _index: int, order: Mapping[str, int]) -> Html:
+    """What the runs of each method promise; its first run, since noise does not depend on the seed."""
+    spent = {name: runs[0].summary.get("privacy") for name, runs in group.runs.items() if runs}
+    promised = {name: entry for name, entry in spent.items() if entry and entry["epsilon"] is not None}
+    if not promised:
+        return Html("")
+    rows = {
+        name: [f"{entry['epsilon']:.4g}", f"{entry['delta']:g}", entry["unit"], str(entry.get("among", 1))]
+        for name, entry in promised.items()
+    }
+    return method_table(
+        "What uploads give away", ["epsilon", "delta", "of one", "clients that share noise"], rows, order
+    )
 
 
 def _partition(group: MethodGroup, _index: int, _order: Mapping[str, int]) -> Html:

@@ -18,7 +18,7 @@ from protofed.data.catalog import data_options
 from protofed.engines import EngineChoice, choose_engine
 from protofed.errors import UserError
 from protofed.federation import RoundPolicy
-from protofed.guards import UNGUARDED, parse_guard
+from protofed.guards import UNGUARDED, Guard, PrivacyLedger, parse_guard, settled
 from protofed.guards import refuse_impossible as refuse_guard
 from protofed.method import At, Method
 from protofed.models import (
@@ -128,6 +128,7 @@ class Assembly:
             },
             "plan": asdict(context.plan),
             "guard": context.guard.model_dump(),
+            **({"privacy": privacy_ledger(self.prepared).planned()} if context.guard.promises else {}),
             "robust": options.robust,
             "seed": options.seed,
             "engine": {**asdict(self.engine), "layout": context.layout, "frozen": self.frozen},
@@ -306,6 +307,8 @@ def _assembled(
         views=network.views,
         robust=None if options.robust is None else parse_robust(options.robust),
     )
+    # What a method builds may depend on the noise, which is known before where nothing is trained.
+    context = replace(context, guard=_settled(options, context))
     with keyed_torch(options.seed, "build"):
         built = tuple(_built(options, method, base, context.at(0, None)) for base in context.models)
         if network.pretrained:
@@ -319,19 +322,51 @@ def _assembled(
         )
     frozen = choose_frozen(options.frozen, context)
     prepared = prepare(context).with_context(frozen=frozen.parts)
-    context, templates = prepared.context, prepared.templates
     _refuse_impossible(options, network, prepared)
+    prepared = prepared.with_context(guard=_settled(options, prepared.context, prepared.templates))
     engine = choose_engine(options.engine, options.workers, _participants(options, partition), prepared)
-    warnings = (
-        *dataset.warnings,
-        *partition.warnings,
+    return Assembly(options, network, prepared, engine, _warnings(options, network, prepared), report, frozen.summary())
+
+
+def _warnings(options: Options, network: Network, prepared: Prepared) -> tuple[str, ...]:
+    """What the user should know before the first round."""
+    context = prepared.context
+    return (
+        *context.dataset.warnings,
+        *context.partition.warnings,
         *_random_parts(options, network, context),
-        *_own_rule(options, method),
+        *_own_rule(options, context.method),
         *_own_plan(options, context),
         *_cautions(options, context),
-        *_beyond_robust(options, templates),
+        *_shared_noise(prepared),
+        *_beyond_robust(options, prepared.templates),
     )
-    return Assembly(options, network, prepared, engine, warnings, report, frozen.summary())
+
+
+def _settled(options: Options, context: RunContext, templates: Templates | None = None) -> Guard:
+    """The guard with the noise that follows from its epsilon, as far as that is known."""
+    upload = None if templates is None else templates.upload
+    together = _participants(options, context.partition)
+    return settled(context.guard, context.method, context.plan, context.sizes, together, upload)
+
+
+def _shared_noise(prepared: Prepared) -> list[str]:
+    """What holds where each client adds a part of the noise only."""
+    guard = prepared.context.guard
+    if guard.among == 1:
+        return []
+    ledger = privacy_ledger(prepared)
+    fewer = replace(ledger, arrived={0: guard.among - 1}).after([(0, ledger.sizes)])
+    return [
+        f"each of {guard.among} clients adds 1/{guard.among} of the noise's variance, so epsilon {guard.epsilon:g} "
+        f"holds for their sum only: if one drops out it is {fewer['epsilon']:.3g}, and those who collude know theirs"
+    ]
+
+
+def privacy_ledger(prepared: Prepared) -> PrivacyLedger:
+    """What the clients of a run spend by its plan; a client's own entry says what its answers cost."""
+    context = prepared.context
+    return PrivacyLedger(context.guard, context.method, context.plan, context.sizes, prepared.templates.upload)
 
 
 def _built(options: Options, method: Method, base: Split, at: At) -> Split:

@@ -1,0 +1,115 @@
+"""What privacy costs on a pretrained backbone: sums under noise against methods that train, at equal epsilon.
+
+    python -m benchmarks.private_sums --data IMAGES/office_caltech10 --out runs/private [--seeds 0,1,2,3,4] [--write]
+
+Runs that are found in the folder are not repeated. The features of the backbone are computed once and kept in the
+user's cache, but for conffedproto: its gradients are taken sample by sample, so it runs all of the network.
+"""
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import protofed
+from benchmarks import RESULTS, report, table
+
+FIFTH: dict[str, Any] = {"clients": "caltech=3,amazon=2,webcam=1,dslr=4", "fraction": 0.2}
+ALL: dict[str, Any] = {"clients": "caltech=1,amazon=1,webcam=1,dslr=1", "fraction": 1.0}
+EPSILONS = ("1", "3", "8")
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row of the table: a method, who holds what, and the guard beside epsilon and delta."""
+
+    name: str
+    method: str
+    options: dict[str, Any]
+    guard: str = ""
+    settings: dict[str, Any] = field(default_factory=dict)
+    seeds: int = 5
+    """Of those asked for, as many at most."""
+
+    def guarded(self, epsilon: str | None) -> str | None:
+        """The text of the guard; None: none."""
+        return None if epsilon is None else f"epsilon={epsilon},delta=1e-5{self.guard}"
+
+
+_NO_GRAM = {"gram": "none"}
+_HEAD = {"train": "head", "rounds": 3, "views": 1}
+LINES = (
+    Line("a fifth, ten sites: noise at each site", "protoridge", FIFTH, settings=_NO_GRAM),
+    Line("a fifth, ten sites: noise on the secure sum", "protoridge", FIFTH, ",secure=on", _NO_GRAM),
+    Line("all images, four sites: noise at each site", "protoridge", ALL, settings=_NO_GRAM),
+    Line("all images, four sites: noise on the secure sum", "protoridge", ALL, ",secure=on", _NO_GRAM),
+    Line("a fifth, ten sites: a whole site", "i2pfl", {**FIFTH, **_HEAD, "lr": 0.1}, ",unit=client", seeds=2),
+    Line("a fifth, ten sites: DP-SGD", "conffedproto", {**FIFTH, **_HEAD, "lr": 0.5, "batch": 64}, seeds=1),
+)
+
+
+def accuracies(line: Line, epsilon: str | None, seeds: Sequence[int], data: str, out: Path) -> list[float]:
+    """Mean over domains, for each seed; a run that is complete is read."""
+    found = []
+    for seed in seeds[: line.seeds]:
+        guard = "" if epsilon is None else line.guard.replace(",", "-")
+        folder = out / f"{line.method}-{line.options['fraction']}{guard}-{epsilon}-{seed}"
+        options = {**line.options, "set": line.settings, "seed": seed, "guard": line.guarded(epsilon)}
+        done = (folder / "summary.json").exists()
+        run = protofed.Run(folder) if done else protofed.run(line.method, data, out=folder, **options)
+        final = run.summary["accuracy_final"]
+        found.append((final["global"] or final["personal"])["average"])
+        print(line.method, line.name, line.guarded(epsilon), seed, f"{100 * found[-1]:.1f}", flush=True)
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> list[list[str]]:
+    """Run what is missing, print the table, and on demand write it."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.private_sums", description=__doc__.splitlines()[0])
+    parser.add_argument("--data", required=True, help="class folders of Office-Caltech-10 at 224 pixels")
+    parser.add_argument("--out", required=True, help="the folder of the runs")
+    parser.add_argument("--seeds", default="0,1,2,3,4")
+    parser.add_argument("--epsilons", default=",".join(EPSILONS))
+    parser.add_argument("--methods", default="protoridge,i2pfl,conffedproto")
+    parser.add_argument("--write", action="store_true", help="write the table to benchmarks/results/private_sums.md")
+    chosen = parser.parse_args(arguments)
+    begun, load = time.perf_counter(), os.getloadavg()[0]
+    seeds = [int(seed) for seed in chosen.seeds.split(",")]
+    epsilons = chosen.epsilons.split(",")
+    rows = []
+    for line in (line for line in LINES if line.method in chosen.methods.split(",")):
+        cells = [accuracies(line, epsilon, seeds, chosen.data, Path(chosen.out)) for epsilon in (*epsilons, None)]
+        rows.append([line.method, line.name, *map(_cell, cells), str(min(line.seeds, len(seeds)))])
+    columns = ["method", "who, and what is noised", *(f"epsilon {epsilon}" for epsilon in epsilons), "none", "seeds"]
+    command = f"python -m benchmarks.private_sums --data OFFICE --out RUNS --seeds {chosen.seeds} --write"
+    page = report(
+        "Privacy on a pretrained backbone", command, f"{_told()}\n\n{table(columns, rows)}",
+        time.perf_counter() - begun, load,
+    )  # fmt: skip
+    print(page)
+    if chosen.write:
+        (RESULTS / "private_sums.md").write_text(page)
+    return rows
+
+
+def _cell(accuracy: Sequence[float]) -> str:
+    """Mean and, of several, the standard deviation."""
+    mean = f"{100 * statistics.mean(accuracy):.1f}"
+    return mean if len(accuracy) < 2 else f"{mean} ± {100 * statistics.stdev(accuracy):.1f}"
+
+
+def _told() -> str:
+    return (
+        "Office-Caltech-10 at 224 pixels, EfficientNet-Lite0 with ImageNet weights, frozen; accuracy in %, mean of "
+        "four domains, mean and standard deviation over seeds; delta 1e-5. protoridge: `--set gram=none`, one "
+        "exchange. i2pfl and conffedproto: `--train head`, 3 rounds of one epoch. The unit is one image, but for "
+        "i2pfl, whose loss couples images: there it is a whole site, which promises more and costs more."
+    )
+
+
+if __name__ == "__main__":
+    main()
