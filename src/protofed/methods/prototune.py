@@ -80,6 +80,11 @@ class ProtoTune(ProtoRidge):
         epochs = {"statistics": 0, "training": plan.epochs[0], "scores": 0}
         return replace(plan, epochs=tuple(epochs[exchange.part] for exchange in self._exchanges))
 
+    @property
+    def separable(self) -> bool:
+        """Stages are trained on prototypes in which every image has a part."""
+        return False
+
     def sum_sensitivity(self, unit: Literal["sample", "client"], bound: float, at: At) -> Mapping[str, SumSensitivity]:
         """Training is not covered."""
         raise UserError("guard: noise covers the sums of protoridge, not training; use protoridge")
