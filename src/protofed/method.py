@@ -323,6 +323,10 @@ class Method(Generic[U]):
         """What is sent to `at.client` (None: to somebody who has just arrived)."""
         return server  # type: ignore[no-any-return]
 
+    def sits_out(self, at: At) -> bool:
+        """Whether a client does not train in a round in which others do; it still sends what `upload` makes."""
+        return False
+
     def draw(self, y: Tensor, at: At, rng: torch.Generator) -> Any:
         """All the randomness of one batch, handed to `loss` as `at.draw`."""
         return None

@@ -26,6 +26,7 @@ REFUSED = {
     "fedmp_fewshot": "also sends U",
     "fednova": "also sends steps",
     "fedplvm": "also sends C",
+    "prototune": "not training",
 }
 SETTINGS = {"fedbn": {"global_bn": "mean"}}
 

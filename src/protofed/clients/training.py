@@ -173,7 +173,7 @@ def _total(batch_means: list[tuple[Tensor, int]]) -> float:
 def _batches(method: Method, samples: ClientSamples, at: At) -> Iterator[tuple[int, Tensor, Tensor]]:
     """The batches of this round, each with its epoch."""
     order, rng = at.rng("order"), at.rng("augment")
-    amount = at.plan.epochs[at.round]
+    amount = 0 if method.sits_out(at) else at.plan.epochs[at.round]
     every = (
         (epoch, x, y)
         for epoch in range(amount)

@@ -13,6 +13,7 @@ from protofed.closed_form.sums import means_of
 from protofed.errors import UserError
 from protofed.method import At, Samples, SumSensitivity, U, Whole, knob
 from protofed.models.net import Net
+from protofed.models.unit_length import HEAD
 from protofed.records import ClassTable
 from protofed.verbs import exact_class_means, second_moment, unpack_symmetric
 
@@ -114,7 +115,7 @@ class BalancedMoments(OnePass[U]):
 
     def global_prototypes(self, server: Any) -> ClassTable:
         """The class means, over all groups."""
-        classes = len(next(iter(server.shared.weights.params.values())))
+        classes = len(server.shared.weights.params[f"{HEAD}.bias"])
         sums = server.total.sums
         rows = sums.rows.view(-1, classes, sums.rows.shape[1]).sum(0)
         return means_of(ClassTable(rows, sums.count.view(-1, classes).sum(0)))

@@ -208,6 +208,7 @@ class FineTuned(OnePass[U]):
 
 
 def head_weights(W: Tensor, b: Tensor, like: Weights) -> Weights:
-    """W and b by the names and in the type they have in the model."""
+    """`like` with W and b for its head."""
     values = {f"{HEAD}.weight": W, f"{HEAD}.bias": b}
-    return Weights({name: values[name].to(tensor) for name, tensor in like.params.items()}, {})
+    params = {name: values[name].to(tensor) if name in values else tensor for name, tensor in like.params.items()}
+    return Weights(params, like.stats)

@@ -1,0 +1,230 @@
+"""ProtoTune: ProtoRidge, then a few rounds in which the last stages learn to put images where the prototypes of every
+domain are; kept only if sites gain by it that were not trained on.
+
+New here. The head is always computed from statistics, never trained. The prototypes of all domains as targets are an
+idea of FPL and I2PFL; that rounds are judged by sites left out of them is new.
+"""
+
+from collections.abc import Mapping
+from dataclasses import field, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from protofed.closed_form.moments import Moments, MomentsUpload
+from protofed.closed_form.rotation import Exchange, fold_of, rotation
+from protofed.closed_form.sums import added_up, doubled, means_of
+from protofed.closed_form.tuning import RidgeDown, RidgeServer
+from protofed.errors import UserError
+from protofed.method import At, Plan, Positive, Samples, Step, SumSensitivity, Terms, Whole, knob
+from protofed.methods.protoridge import ProtoRidge
+from protofed.models import everything, head
+from protofed.models.net import Net
+from protofed.records import ClassTable, Nothing, Record, Sum, Weights
+from protofed.registry import register
+from protofed.verbs import NEVER, cosine, cross_entropy
+
+
+class TrainedRow(ClassTable):
+    """All trained numbers of a model in one row, which travels only where there was training."""
+
+    rows: Tensor = field(metadata={"kind": "weights"})
+
+
+class TuneDown(RidgeDown):
+    """The model, the class means of every domain, and how many rounds of training sites like best."""
+
+    kept: Tensor
+
+
+class TuneServer(RidgeServer):
+    """The same, the model as training found it, and how sites that stayed out scored: right answers and images after
+    every round of training, [folds, rounds + 1, 2].
+    """
+
+    shared: TuneDown
+    start: Weights
+    scores: Tensor
+
+
+class TuneUpload(MomentsUpload):
+    """Statistics, trained stages or a score: whatever the exchange is for."""
+
+    trained: Sum[TrainedRow]
+    score: Sum[Tensor]
+
+
+@register("prototune")
+class ProtoTune(ProtoRidge):
+    """ProtoRidge whose last stages (--train) are trained against all domains' prototypes, if left-out sites gain."""
+
+    paper = "None: new here, after ProtoRidge, FPL and I2PFL"
+    sends_up = "class means and counts, second moment; trained weights; right answers on images of its own"
+    sends_down = "trained weights, head, class means of every domain"
+    run_defaults = {"optimizer": "adam", "lr": 3e-4}
+    trains_backbone = True
+    shares = everything
+    steps = (Step(trains=everything - head),)
+
+    balance: Literal["none", "domain", "site"] = knob("images, domains or sites count equally", default="domain")
+    refine: Whole = knob("rounds of training, at most", default=3)
+    folds: Whole = knob("groups of sites that stay out in turn and score; 1: nobody does, all rounds count", default=3)
+    target: Literal["prototypes", "head", "both"] = knob(
+        "what stages are trained on: prototypes of all domains, the computed head, or both", default="prototypes"
+    )
+    tau: Positive = knob("temperature of both", default=0.1)
+
+    def plan(self, plan: Plan) -> Plan:
+        """Statistics and training in turn: without each fold of sites, then with all."""
+        epochs = {"statistics": 0, "training": plan.epochs[0], "scores": 0}
+        return replace(plan, epochs=tuple(epochs[exchange.part] for exchange in self._exchanges))
+
+    @property
+    def separable(self) -> bool:
+        """Stages are trained on prototypes in which every image has a part."""
+        return False
+
+    def sum_sensitivity(self, unit: Literal["sample", "client"], bound: float, at: At) -> Mapping[str, SumSensitivity]:
+        """Training is not covered."""
+        raise UserError("guard: noise covers the sums of protoridge, not training; use protoridge")
+
+    # At a site
+
+    def sits_out(self, at: At) -> bool:
+        """Its fold is to score what the others train; or sites liked a model best that is trained already."""
+        exchange = self._exchange(at)
+        if exchange.fold is None:
+            return exchange.trained >= int(at.down.kept)
+        return self._judges(at)
+
+    def loss(self, net: Net, x: Tensor, y: Tensor, at: At) -> Terms:
+        """-log softmax of cos(h, p) / tau at the prototypes p of the own class, in the mean over all domains' ones; or
+        the cross-entropy of the head, its rows scaled to the length 1 / tau; or both.
+        """
+        h, terms = net.features(x), {}
+        if self.target != "head":
+            terms["prototypes"] = contrast(h, at.down.sums, y, at.classes, self.tau)
+        if self.target != "prototypes":
+            W, b = (tensor.detach() for tensor in net.pick(head).params.values())
+            terms["ce"] = cross_entropy((h @ W.T + b) / (self.tau * W.norm(dim=1).mean()), y)
+        return terms
+
+    def upload(self, net: Net, data: Samples, at: At) -> tuple[TuneUpload, Record]:
+        """What the exchange is for."""
+        exchange, judges = self._exchange(at), self._judges(at)
+        # After the last round that counts nothing changes, so there is nothing to tell.
+        over = exchange.fold is None and exchange.trained > int(at.down.kept)
+        tells = exchange.part == "statistics" and not judges and not over
+        sent = self.statistics(net, data, at) if tells else self.no_statistics(net, at)
+        scores = judges and exchange.part != "statistics"
+        trained = exchange.part == "training" and not self.sits_out(at)
+        row = flattened(net.pick(everything - head), float(at.size) if trained else 0.0)
+        upload = TuneUpload(
+            added_up(sent.sums),
+            added_up(sent.gram),
+            Sum(row, row.count.double()),
+            Sum(self._score(net, data, at) if scores else torch.zeros(2), 1.0),
+        )
+        return upload, at.memory
+
+    def client_state(self, net: Net, at: At) -> Record:
+        """Nothing: what was trained cannot be taken back."""
+        return Nothing()
+
+    def _score(self, net: Net, data: Samples, at: At) -> Tensor:
+        """Right answers, and images."""
+        h, y = self.rows(net, data, at)
+        W, b = net.pick(head).params.values()
+        return torch.stack([((h @ W.T + b).argmax(1) == y).sum(), torch.tensor(len(y))]).float()
+
+    # At the server
+
+    def server_state(self, net: Net, at: At) -> TuneServer:
+        """The initial model, a head of zeros, nothing added up yet."""
+        nobody = self.no_moments(net, at)
+        chosen = torch.tensor([self.lam, 1.0], dtype=torch.float64)
+        kept = torch.tensor(self.refine)
+        down = TuneDown(net.pick(), nobody.sums, ClassTable.empty(0, 1, nobody.gram.rows), chosen, kept)
+        return TuneServer(
+            down,
+            Weights({}, {}),
+            doubled(nobody),
+            net.pick(everything - head),
+            torch.zeros(self.folds, self.refine + 1, 2, dtype=torch.float64),
+        )
+
+    def aggregate(self, server: Any, total: Any, at: At) -> Any:
+        """A head and prototypes from statistics, the mean of what was trained, or the choice that scores make."""
+        exchange, n = self._exchange(at), float(total.trained.count.sum())
+        if total.sums.count.any():
+            server = self.with_head(replace(server, total=Moments(total.sums, total.gram)), at)
+            means = means_of(server.total.sums)
+            like = server.shared.sums.rows
+            prototypes = ClassTable(means.rows.to(like), means.count.to(like))
+            server = replace(server, shared=replace(server.shared, sums=prototypes))
+        if n:
+            server = self._with_stages(server, restored(total.trained.rows[0] / n, server.start))
+        if exchange.fold is not None and exchange.part != "statistics":
+            scores = server.scores.clone()
+            scores[exchange.fold, exchange.trained] = total.score
+            server = replace(server, scores=scores)
+        if exchange.part == "scores":
+            kept = torch.tensor(most_liked(server.scores))
+            server = self._with_stages(replace(server, shared=replace(server.shared, kept=kept)), server.start)
+        return server
+
+    def forget(self, server: Any, memory: Any, at: At) -> Any:
+        """What stages have learnt from a site cannot be taken out of them."""
+        raise UserError("its stages were trained, and what they learnt from a site stays; run again without it")
+
+    def _with_stages(self, server: TuneServer, stages: Weights) -> TuneServer:
+        weights = server.shared.weights
+        merged = Weights({**weights.params, **stages.params}, {**weights.stats, **stages.stats})
+        return replace(server, shared=replace(server.shared, weights=merged))
+
+    # Whose turn it is
+
+    @property
+    def _exchanges(self) -> tuple[Exchange, ...]:
+        return rotation(self.folds if self.folds > 1 else 0, self.refine)
+
+    def _exchange(self, at: At) -> Exchange:
+        return self._exchanges[min(at.round, len(self._exchanges) - 1)]
+
+    def _judges(self, at: At) -> bool:
+        fold = self._exchange(at).fold
+        return fold is not None and at.client is not None and fold_of(at.client, self.folds, at) == fold
+
+
+def contrast(h: Tensor, prototypes: ClassTable, y: Tensor, classes: int, tau: float) -> Tensor:
+    """-log softmax of cos(h, p) / tau, in the mean over the prototypes p of the own class.
+
+    The table has the rows of one domain after the other, `classes` each.
+    """
+    held = prototypes.held
+    own = held & (torch.arange(len(held), device=y.device) % classes == y[:, None])
+    logits = (cosine(h, prototypes.rows) / tau).masked_fill(~held, NEVER)
+    return -((logits.log_softmax(1) * own).sum(1) / own.sum(1).clamp(min=1)).mean()
+
+
+def most_liked(scores: Tensor) -> int:
+    """After how many rounds of training the folds that stayed out are right most often, in their mean; of
+    equals the fewest. Folds in which nobody scored do not count.
+    """
+    scored = scores[scores[:, 0, 1] > 0]
+    return int((scored[..., 0] / scored[..., 1].clamp(min=1)).mean(0).argmax()) if len(scored) else 0
+
+
+def flattened(weights: Weights, count: float) -> TrainedRow:
+    """All tensors of a model in one row, held where `count` is not 0."""
+    row = torch.cat([tensor.detach().flatten() for tensor in weights.tensors().values()])
+    return TrainedRow(row[None], row.new_tensor([count]))
+
+
+def restored(row: Tensor, like: Weights) -> Weights:
+    """The model of a row."""
+    sizes = [tensor.numel() for tensor in like.tensors().values()]
+    named = zip(like.tensors().items(), torch.split(row, sizes), strict=True)
+    tensors = {name: part.view_as(tensor).to(tensor) for (name, tensor), part in named}
+    return Weights({name: tensors[name] for name in like.params}, {name: tensors[name] for name in like.stats})

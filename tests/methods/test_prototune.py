@@ -1,0 +1,124 @@
+"""ProtoTune: who trains and who judges, the contrast, the choice, and a run whose left-out sites decide."""
+
+from math import log
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import protofed
+from protofed.closed_form.rotation import Exchange, fold_of, rotation
+from protofed.errors import UserError
+from protofed.methods.prototune import TrainedRow, contrast, flattened, most_liked, restored
+from protofed.records import ClassTable, Weights, encode
+
+
+def test_every_fold_scores_every_model_that_was_trained_without_it() -> None:
+    exchanges = rotation(2, 2)
+    first = [exchange for exchange in exchanges if exchange.fold == 0]
+    assert first == [
+        Exchange(0, "statistics", 0),
+        Exchange(0, "training", 0),
+        Exchange(0, "statistics", 1),
+        Exchange(0, "training", 1),
+        Exchange(0, "statistics", 2),
+        Exchange(0, "scores", 2),
+    ]
+    # A judge scores what it receives for training and at the end: each number of rounds once.
+    scored = [exchange.trained for exchange in first if exchange.part != "statistics"]
+    assert scored == [0, 1, 2]
+    assert exchanges[-1] == Exchange(None, "statistics", 2)
+    assert rotation(0, 1) == (
+        Exchange(None, "statistics", 0),
+        Exchange(None, "training", 0),
+        exchanges[-1]._replace(trained=1),
+    )
+
+
+def test_a_domain_is_left_out_as_a_whole_and_single_sites_where_there_is_one_domain(make_at: Any) -> None:
+    clients = {"a": 1, "b": 1, "c": 1, "d": 1}
+    two = make_at(clients=clients, domains={"a": "x", "b": "y", "c": "x", "d": "y"})
+    assert [fold_of(client, 3, two) for client in clients] == [0, 1, 0, 1]
+    one = make_at(clients=clients, domains=dict.fromkeys(clients, "x"))
+    assert [fold_of(client, 3, one) for client in clients] == [0, 1, 2, 0]
+
+
+def test_contrast_is_the_mean_over_the_domains_prototypes_of_the_own_class() -> None:
+    rows = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.6, 0.8], [9.0, 9.0]])
+    table = ClassTable(rows, torch.tensor([2.0, 1.0, 1.0, 0.0]))  # the second domain lacks class 1
+    h, y, tau = torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 1]), 0.5
+    e = torch.tensor([[1.0, 0.0, 0.6], [0.0, 1.0, 0.8]]).div(tau).exp()
+    first = -(log(e[0, 0] / e[0].sum()) + log(e[0, 2] / e[0].sum())) / 2
+    second = -log(e[1, 1] / e[1].sum())
+    torch.testing.assert_close(contrast(h, table, y, 2, tau), torch.tensor((first + second) / 2))
+
+
+def test_a_class_without_a_prototype_adds_nothing() -> None:
+    table = ClassTable(torch.eye(2), torch.tensor([1.0, 0.0]))
+    h = torch.randn(3, 2, requires_grad=True)
+    loss = contrast(h, table, torch.ones(3, dtype=torch.long), 2, 0.1)
+    assert loss == 0
+    assert torch.isfinite(torch.autograd.grad(loss, h)[0]).all()
+
+
+@pytest.mark.parametrize(
+    ("right", "images", "expected"),
+    [
+        ([[5, 8, 9], [5, 4, 3]], [10, 10], 1),
+        ([[5, 8, 9], [50, 60, 40]], [10, 100], 1),  # folds count equally, however many images they have
+        ([[5, 4, 3], [5, 6, 6]], [10, 10], 0),  # no gain: of equals the fewest
+        ([[5, 5, 6], [0, 0, 0]], [10, 0], 2),  # nobody scored in the second fold
+    ],
+)
+def test_the_fewest_rounds_that_left_out_folds_like_best(right: Any, images: Any, expected: int) -> None:
+    scores = torch.tensor([[(one, total) for one in row] for row, total in zip(right, images, strict=True)])
+    assert most_liked(scores.double()) == expected
+
+
+def test_a_model_survives_its_row_and_travels_only_where_it_was_trained() -> None:
+    weights = Weights({"a": torch.randn(3, 2), "b": torch.randn(4)}, {"s": torch.randn(2)})
+    again = restored(flattened(weights, 5.0).rows[0], weights)
+    for name, tensor in weights.tensors().items():
+        torch.testing.assert_close(again.tensors()[name], tensor)
+    sent, kept = (encode(flattened(weights, count), "x").size for count in (5.0, 0.0))
+    assert sent.as_dict()["weights"] == 12 * 4
+    assert kept.as_dict()["weights"] == 0
+    assert TrainedRow.kinds["rows"] == "weights"
+
+
+def _domains(path: Any, shifts: Any) -> str:
+    """Two classes told apart by a bar; domains differ in brightness."""
+    rng = np.random.default_rng(0)
+    for name, shift in shifts.items():
+        y = np.arange(40) % 2
+        x = rng.integers(0, 40, (40, 16, 16, 1)) + shift
+        x[y == 1, 4:8] += 90
+        np.savez(path / f"{name}.npz", x_train=x.astype(np.uint8), y_train=y, x_test=x.astype(np.uint8), y_test=y)
+    return str(path)
+
+
+@pytest.mark.parametrize("target", ["prototypes", "head", "both"])
+def test_a_run_ends_with_as_many_rounds_as_left_out_sites_like(tmp_path: Any, target: str) -> None:
+    data = _domains(tmp_path, {"a": 0, "b": 60, "c": 120})
+    result = protofed.run(
+        "prototune", data, model="cnn", out=tmp_path / "run", set={"refine": 1, "target": target}, image_size=16
+    )
+    assert [line["train_loss"] is not None for line in result.rounds][:4] == [False, True, False, False]
+    state = load_file(next((tmp_path / "run" / "checkpoint").glob("server-*.safetensors")))
+    scores = next(tensor for name, tensor in state.items() if name.endswith("scores"))
+    kept = next(tensor for name, tensor in state.items() if name.endswith("kept"))
+    assert scores.shape == (3, 2, 2)
+    assert bool((scores[..., 1] == 40).all())
+    assert int(kept) == most_liked(scores)
+    model = load_file(tmp_path / "run" / "model.safetensors")
+    start = {name: state[f"start/params/{name}"] for name in model if not name.startswith("fc.")}
+    moved = any(not torch.equal(model[name], tensor) for name, tensor in start.items())
+    assert moved == (int(kept) > 0)
+
+
+def test_a_guard_and_forgetting_are_refused(tmp_path: Any) -> None:
+    data = _domains(tmp_path, {"a": 0, "b": 60})
+    with pytest.raises(UserError, match="not training; use protoridge"):
+        protofed.run("prototune", data, model="cnn", guard="epsilon=3,delta=1e-5", image_size=16, out=tmp_path / "x")
