@@ -144,6 +144,13 @@ def test_lite_scale_is_the_agreed_one():
     assert digits.samples_per_client == "mnist=600,usps=72,svhn_grey=732,syn=100"
 
 
+@pytest.mark.parametrize("scale", ["lite", "paper"])
+@pytest.mark.parametrize("dataset", ["digits", "office_caltech10", "pacs"])
+def test_domain_shift_starts_convolutions_as_the_code_it_follows(dataset, scale):
+    options = make_options(find_preset("i2pfl.table2").run_options(dataset, scale))
+    assert options.set["model.init"] == "pytorch"
+
+
 def test_paper_scale_is_the_published_one():
     preset = find_preset("i2pfl.table2")
     pacs = make_options(preset.run_options("pacs", "paper"))
