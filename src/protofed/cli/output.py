@@ -94,6 +94,9 @@ class ProgressBar:
         _show_partition(config)
         if (config["model"].get("start") or {}).get("reason"):
             print(config["model"]["start"]["reason"], flush=True)
+        if wanted := config["method"].get("run_defaults"):
+            named = ", ".join(f"{name} {value}" for name, value in wanted.items())
+            print(f"{config['method']['name']} is trained with {named}, its own default", flush=True)
         self._bytes = sum(_exchanged(record) for record in run.rounds)
         if sys.stdout.isatty():
             self._bar = bars()

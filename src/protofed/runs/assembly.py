@@ -82,13 +82,31 @@ class Assembly:
         """What is settled before the first round."""
         return self.prepared.context
 
+    @property
+    def starts_from_means(self) -> bool:
+        """Whether class means are exchanged before round 1: on demand, or for a method where no guard forbids it."""
+        own = self.context.method.starts_from_means and self.context.guard == UNGUARDED
+        return own or self.options.head == "closed-form"
+
+    @property
+    def run_defaults(self) -> dict[str, Any]:
+        """What holds of the options that the method wants, where they are not those of every run."""
+        wanted = type(self.context.method).run_defaults
+        return {name: value for name, value in wanted.items() if getattr(self.options, name) == value}
+
     def description(self) -> dict[str, Any]:
         """Everything resolved, as run.json has it; but for the engine nothing in it depends on when or where."""
         context, options = self.context, self.options
         dataset, partition = context.dataset, context.partition
         return {
             "options": options.model_dump(),
-            "method": {"name": options.method, "kind": context.method.kind, "knobs": asdict(context.method)},
+            "method": {
+                "name": options.method,
+                "kind": context.method.kind,
+                "knobs": asdict(context.method),
+                "run_defaults": self.run_defaults,
+                "starts_from_means": self.starts_from_means,
+            },
             "data": {
                 "name": dataset.name,
                 "source": dataset.source,
@@ -118,14 +136,7 @@ class Assembly:
                     )
                 },
             },
-            "model": {
-                "name": ",".join(self.network.names),
-                "options": options.settings_for("model"),
-                "parameters": [parameter_count(model) for model in context.models],
-                "start": {**self.network.summary(), "reason": self.network.reason or None},
-                "dim": context.model.dim,
-                "weights": None if self.weights is None else self.weights.summary(),
-            },
+            "model": self._model_description(),
             "plan": asdict(context.plan),
             "guard": context.guard.model_dump(),
             "robust": options.robust,
@@ -138,6 +149,17 @@ class Assembly:
                 "torch": torch.__version__,
                 "numpy": np.__version__,
             },
+        }
+
+    def _model_description(self) -> dict[str, Any]:
+        context = self.context
+        return {
+            "name": ",".join(self.network.names),
+            "options": self.options.settings_for("model"),
+            "parameters": [parameter_count(model) for model in context.models],
+            "start": {**self.network.summary(), "reason": self.network.reason or None},
+            "dim": context.model.dim,
+            "weights": None if self.weights is None else self.weights.summary(),
         }
 
 
@@ -328,6 +350,7 @@ def _assembled(
         *_random_parts(options, network, context),
         *_own_rule(options, method),
         *_own_plan(options, context),
+        *_unguarded_start(options, context),
         *_cautions(options, context),
         *_beyond_robust(options, templates),
     )
@@ -350,6 +373,13 @@ def _own_plan(options: Options, context: RunContext) -> list[str]:
         return [f"{options.method} ends after one exchange, in which nothing is trained"]
     epochs = ",".join(map(str, context.plan.epochs))
     return [f"{options.method} follows a plan of its own: {context.plan.rounds} rounds of {epochs} local epochs"]
+
+
+def _unguarded_start(options: Options, context: RunContext) -> list[str]:
+    """A warning where a guard keeps a method from the start it would take."""
+    if not context.method.starts_from_means or context.guard == UNGUARDED:
+        return []
+    return [f"{options.method} would start from class means, which no guard covers yet; it starts at random"]
 
 
 def _cautions(options: Options, context: RunContext) -> list[str]:

@@ -158,6 +158,8 @@ def build_networks(
 
 def freeze_untouched(model: Split, method: Method) -> Split:
     """Stages of a pretrained network that a method neither trains nor sends are the same for all clients."""
+    if not method.freezes_statistics:
+        return model
     touched = method.shares.names(model).union(*(step.trains.names(model) for step in method.steps))
     untouched = tuple(
         name for name, stage in model.stages().items() if not any(f"{name}.{key}" in touched for key in tensors(stage))
