@@ -40,6 +40,11 @@ class FrozenBackbone(Method[U]):
         "start a round from the global weights, or keep the own and only be pulled to them", default=True
     )
 
+    freeze: bool = knob("leave the backbone as it is, or let every client train its own", default=True)
+    freeze_bn: bool = knob(
+        "keep the running statistics of a frozen backbone, or let every client's drift in training", default=True
+    )
+
     @property
     def shares(self) -> Group:
         """theta; all that is trained unless a method says otherwise."""
@@ -53,7 +58,18 @@ class FrozenBackbone(Method[U]):
     @property
     def steps(self) -> tuple[Step, ...]:
         """One step on the part that is not frozen."""
-        return (Step(trains=self.trained),)
+        return (Step(trains=self.trained if self.freeze else everything),)
+
+    @property
+    def freezes_statistics(self) -> bool:
+        """Unless they drift, as in the released code."""
+        return self.freeze_bn
+
+    @property
+    def kind(self) -> Literal["global", "personal", "both"]:
+        """A backbone that moves is each client's own, as it does not travel."""
+        moves = not (self.freeze and self.freeze_bn)
+        return "both" if moves and self.load_global else super().kind
 
     def server_state(self, net: Net, at: At) -> FrozenBackboneServer:
         """The initial model, in two parts."""
@@ -112,12 +128,13 @@ class FedAdapter(WithAdapters[ModelUpload], AveragesShared):
     sends_down = "weights of the adapters and the head"
     readings = (
         "C2: the paper loads the global weights, the released code only pulls towards them; loaded (load_global).",
-        "C3: in the released code the backbone's normalisation drifts; here nothing of the backbone moves.",
+        "C3: the released code trains the backbone, and lets its normalisation drift even where it does not; here "
+        "nothing of the backbone moves (freeze, freeze_bn).",
         "Proximal term: whether it covers the head is not said; it covers all that is sent.",
         "Regulariser: the paper's squared norm; the released code adds up norms that are not squared.",
         "Initial weights: the released code starts adapters at random; here as the identity (adapter_init).",
     )
-    presets = {"authors": {"load_global": False, "adapter_init": "kaiming"}}
+    presets = {"authors": {"load_global": False, "freeze": False, "freeze_bn": False, "adapter_init": "kaiming"}}
     trained = adapters + head
     separable = True
 
