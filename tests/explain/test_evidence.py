@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from protofed.errors import UserError
-from protofed.explain.evidence import explain_with, similarity_maps, source_patches
+from protofed.explain.evidence import _explanations, explain_with, similarity_maps, source_patches
 from protofed.explain.maps import enlarged, peak_box
 from protofed.models import Split, build_model
 from protofed.models.net import Net
@@ -153,16 +153,20 @@ def test_lift_is_what_the_best_place_has_beyond_an_average_one(parts_run: Path, 
             assert each.lift == pytest.approx(expected.item(), abs=1e-9)
 
 
-def test_a_map_lies_the_right_way_round(parts_run: Path, images: torch.Tensor) -> None:
-    opened = OpenRun(parts_run)
-    net, _ = opened.model_of("a-0")
-    with torch.no_grad(), net.eval():
-        maps = -net.features(opened.normalised(images), "prototypes")  # [n, m, 2, 2]
-    for i, view in enumerate(explain_with(opened, "a-0", images, top=4)):
-        for each in view.evidence:
-            corners = each.map[[[0, 0], [-1, -1]], [[0, -1], [0, -1]]]
-            places = maps[i, each.prototype].numpy()
-            assert corners.argmax() == places.argmax()
+def test_a_map_lies_the_right_way_round() -> None:
+    """The one place of 3 x 4 that is like the prototype: in the upper row, right of the middle."""
+    maps = torch.zeros(1, 1, 3, 4)
+    maps[0, 0, 0, 2] = 1.0
+    one = torch.ones(1, 1)
+    (shown,) = _explanations(
+        "a-0", torch.zeros(1, 3, 30, 40), one, maps, torch.tensor([0]), one, one, one, torch.tensor([0]), top=1
+    )
+    row, column = np.unravel_index(shown.strongest.map.argmax(), (30, 40))
+    assert 0 <= row < 10
+    assert 20 <= column < 30
+    box = shown.strongest.box
+    assert box is not None
+    assert box.contains(5, 25)
 
 
 def test_a_source_patch_belongs_to_its_prototype(parts_run: Path) -> None:

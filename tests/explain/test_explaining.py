@@ -260,9 +260,9 @@ def test_every_column_is_its_own_clients(parts_run: Path, tmp_path: Path, monkey
     (columns,) = drawn
     opened = OpenRun(parts_run, with_data=True)
     pixels = opened.context.dataset.domains["b"].test.x[:1]
-    assert [column.client for column in columns] == opened.clients
+    assert [column.title for column in columns] == opened.clients
     for column in columns:
-        (own,) = explain_with(opened, column.client, pixels, top=1)
+        (own,) = explain_with(opened, column.title, pixels, top=1)
         assert column.explanation.probabilities == pytest.approx(own.probabilities)
         assert column.evidence.lift == pytest.approx(own.strongest.lift)
     assert len({column.evidence.lift for column in columns}) > 1

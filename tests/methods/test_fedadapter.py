@@ -19,7 +19,7 @@ from protofed.runs.assembly import assemble
 from protofed.runs.options import make_options
 from protofed.verbs import joined
 
-TINY: dict[str, Any] = {"model": "resnet10", "lr": 0.05, "rounds": 2}
+TINY: dict[str, Any] = {"model": "resnet10", "optimizer": "sgd", "lr": 0.05, "rounds": 2}
 WIDTH = {"model.width": 4}
 HEAD = {"fc.weight", "fc.bias"}
 
@@ -158,7 +158,7 @@ def test_knobs_change_the_run(settings: dict[str, object], make_data: Callable[.
 
 
 def test_authors_preset_and_double_precision(data: str, tiny_run: Callable[..., Any]) -> None:
-    run = tiny_run("fedadapter", data, set=WIDTH, preset="authors", dtype="float64", optimizer="adam", **TINY)
+    run = tiny_run("fedadapter", data, set=WIDTH, preset="authors", dtype="float64", **{**TINY, "optimizer": "adam"})
     assert run.config["method"]["kind"] == "personal"
     assert client_model(run, "a-0")["adapter1.up.weight"].dtype == torch.float64
 

@@ -4,7 +4,8 @@ Cai, Wu, Wang, Lin, Xu. FedAdapter: Efficient Federated Learning for Modern NLP.
 compares itself with: for residual networks, and without the search for the size of the adapters.
 """
 
-from typing import ClassVar, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -33,6 +34,7 @@ class FrozenBackbone(Method[U]):
     """What the methods of this family have in common: the backbone never moves and never travels."""
 
     trains_backbone = False
+    run_defaults: ClassVar[Mapping[str, Any]] = {"optimizer": "adam", "lr": 1e-3}
     trained: ClassVar[Group]
     """The little that is trained."""
 
@@ -133,6 +135,7 @@ class FedAdapter(WithAdapters[ModelUpload], AveragesShared):
         "Proximal term: whether it covers the head is not said; it covers all that is sent.",
         "Regulariser: the paper's squared norm; the released code adds up norms that are not squared.",
         "Initial weights: the released code starts adapters at random; here as the identity (adapter_init).",
+        "C7: trained with Adam, as in the released code, at the rate 0.001 unless the user says otherwise.",
     )
     presets = {"authors": {"load_global": False, "freeze": False, "freeze_bn": False, "adapter_init": "kaiming"}}
     trained = adapters + head

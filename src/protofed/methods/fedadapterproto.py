@@ -4,7 +4,6 @@ Mensah, Djoumessi, Berens. Prototype-Guided and Lightweight Adapters for Inheren
 Federated Learning. 2025.
 """
 
-from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -32,7 +31,6 @@ class _TrainsPartPrototypes(FrozenBackbone[U]):
     """The prototype layer's hyper-parameters and loss."""
 
     trained = prototype_layer
-    run_defaults: ClassVar[Mapping[str, Any]] = {"optimizer": "adam", "lr": 1e-3}
 
     per_class: Whole = knob("prototypes of each class", default=5)
     prototype_dim: Whole = knob("channels of a prototype", default=512)

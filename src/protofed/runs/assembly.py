@@ -32,6 +32,7 @@ from protofed.models.freezing import frozen_tensors, parameter_count
 from protofed.records import Each, parse_robust, parts_of
 from protofed.registry import find_method, load_plugin, make_method, preset_settings
 from protofed.runs.network import (
+    PHOTOGRAPH,
     Network,
     build_networks,
     choose_network,
@@ -61,7 +62,7 @@ _DATA_SETTINGS = {
 _FEWEST_TOGETHER = 3
 
 VIEWS = Augment.parse("resized_crop=0.7,flip,jitter=0.1")
-"""What cached views show, unless data.augment says otherwise."""
+"""What photographs go through in training, and what cached views show, unless data.augment says otherwise."""
 
 
 @dataclass(frozen=True)
@@ -189,7 +190,7 @@ def assemble(options: Options, clients_folder: Path, dataset: Dataset | None = N
     dealt = dealing_of_preset(type(method), options.preset, options.protocol)
     data_settings, own_settings = _data_settings({**dealt, **options.settings_for("data")}, options.data)
     merges_tests = data_settings.pop("merge_test", False)
-    augment = Augment.parse(data_settings.pop("augment", "none"))
+    augment = data_settings.pop("augment", None)
     validation = data_settings.pop("validation", method.validation_share)
     channels, normalise = data_settings.pop("channels", None), data_settings.pop("normalise", None)
     dataset = dataset or load(
@@ -219,14 +220,30 @@ def assemble(options: Options, clients_folder: Path, dataset: Dataset | None = N
     )
     if method.pools_data:
         partition = partition.pooled()
+    if augment is not None:
+        looks = Augment.parse(augment)
+    else:
+        looks = default_augment(options, network, method, dataset.image_shape)
     if network.views > 1:
-        augment = augment or VIEWS
-    return _assembled(options, network, method, dataset, partition, clients_folder, augment, validation, device)
+        looks = looks or VIEWS
+    return _assembled(options, network, method, dataset, partition, clients_folder, looks, validation, device)
+
+
+def default_augment(options: Options, network: Network, method: Method, shape: ImageShape) -> Augment:
+    """Photographs are augmented where a whole network is trained on them.
+
+    A frozen backbone computes each image once, which augmentation would forbid; views are its way. Digits and icons may
+    be another class when they are mirrored.
+    """
+    if min(shape[1:]) < PHOTOGRAPH or not method.trains_backbone or network.train != "all":
+        return Augment()
+    return VIEWS if any(method.plan(options.training_plan()).epochs) else Augment()
 
 
 def resolved(options: Options, shape: ImageShape) -> Options:
     """The options with the network named that is chosen for images of this shape, for others to take the same."""
-    method = type(_method(options))
+    made = _method(options)
+    method = type(made)
     network = choose_network(options, shape, method)
     chosen: dict[str, Any] = {
         "model": ",".join(network.names),
@@ -236,6 +253,9 @@ def resolved(options: Options, shape: ImageShape) -> Options:
     }
     if method.trains_backbone:
         chosen["train"] = network.train
+    augment = default_augment(options, network, made, shape)
+    if augment and "augment" not in options.settings_for("data"):
+        chosen["set"] = {**options.set, "data.augment": str(augment)}
     return options.model_copy(update=chosen)
 
 

@@ -37,7 +37,8 @@ BACKBONE_FILE = "backbone.safetensors"
 NAMED_STARTS = ("imagenet", "none")
 """Weights to start from that are no file, so that everybody has them."""
 
-_PHOTOGRAPH = 48
+PHOTOGRAPH = 48
+"""Images of this side and more are taken for photographs."""
 _FULL_SIDE, _REDUCED_SIDE, _LARGE = 224, 128, 96
 _STRIDE = 32
 _DEFAULT_VIEWS = 2
@@ -79,7 +80,7 @@ def network_of(config: Mapping[str, Any]) -> Network:
 def choose_network(options: Options, shape: ImageShape, method: type[Method]) -> Network:
     """The user's choice, completed by defaults that fit the images."""
     side = min(shape[1:])
-    names = (options.model or (PRETRAINED_NETWORK if side >= _PHOTOGRAPH else SMALL_NETWORK)).split(",")
+    names = (options.model or (PRETRAINED_NETWORK if side >= PHOTOGRAPH else SMALL_NETWORK)).split(",")
     weights = _choose_weights(options, names)
     pretrained = weights == "imagenet"
     train = options.train or ("head" if pretrained and method.trains_backbone else "all")
