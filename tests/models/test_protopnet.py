@@ -213,3 +213,9 @@ def test_a_start_from_patches_leads_alike_whatever_the_scale_of_the_features(sca
     lead = [(logits[k, k] - logits[k, 1 - k]).item() for k in (0, 1)]
     assert sum(lead) / 2 == pytest.approx(10, rel=0.3)  # the prototypes of a class lie around its patch
     assert logits[:2].argmax(1).tolist() == [0, 1]
+
+
+def test_one_class_alone_is_no_place_to_start_from() -> None:
+    base = build_model("resnet10", (1, 16, 16), 3, {"width": 4})
+    model = with_prototypes(base, per_class=2, dim=16, size=1, similarity="linear")
+    assert start_from_patches(model, torch.rand(3, 32), torch.tensor([False, True, False])) == {}

@@ -25,7 +25,7 @@ _SCORED_TOGETHER = 512
 
 _NO_SAMPLES = Score(0, 0)
 
-View = Literal["personal", "local"]
+View = Literal["global", "personal", "local"]
 
 
 @dataclass(frozen=True)

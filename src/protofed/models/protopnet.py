@@ -163,14 +163,20 @@ def start_from_patches(model: Split, rows: Tensor, held: Tensor) -> dict[str, Te
     is such that, with the last layer as it starts, the own class leads by `_LEAD` at these patches.
     """
     layer, addon = prototypes_of(model), deepcopy(model.stages()["addon"]).double()
+    first = addon.get_submodule("conv1")
+    assert isinstance(first, nn.Conv2d)
+    assert first.bias is not None
     wide = rows.double()
     centre = wide[held].mean(0)
-    drawn = addon.conv1.weight.clone()
-    scale = 1 / (wide[held] - centre).square().sum(1).mean().sqrt().clamp(min=1e-12)
+    drawn = first.weight.clone()
+    apart_before = (wide[held] - centre).square().sum(1).mean().sqrt()
+    if not apart_before > 0:
+        return {}  # a single class, or all alike: nothing to go by
+    scale = 1 / apart_before
     # Distances grow with the square of the scale as long as the sigmoid is straight, so that a few steps suffice.
     for _ in range(_SEARCH):
-        addon.conv1.weight.copy_(scale * drawn)
-        addon.conv1.bias.copy_(-scale * drawn[:, :, 0, 0] @ centre)
+        first.weight.copy_(scale * drawn)
+        first.bias.copy_(-scale * drawn[:, :, 0, 0] @ centre)
         means = addon(torch.where(held[:, None], wide, centre)[:, :, None, None])[:, :, 0, 0]
         apart = torch.cdist(means[held], means[held]).square()
         lead = 1.5 * layer.per_class * layer.size**2 * apart.sum() / max(1, apart.numel() - len(apart))
@@ -178,8 +184,8 @@ def start_from_patches(model: Split, rows: Tensor, held: Tensor) -> dict[str, Te
     spread = (means[held] - means[held].mean(0)).square().mean().sqrt()
     vectors = means[layer.labels][:, :, None, None] + _SPREAD * spread * (2 * layer.vectors.double() - 1)
     started = {
-        "addon.conv1.weight": addon.conv1.weight,
-        "addon.conv1.bias": addon.conv1.bias,
+        "addon.conv1.weight": first.weight,
+        "addon.conv1.bias": first.bias,
         "prototypes.vectors": vectors,
     }
     return {name: tensor.to(layer.vectors.dtype) for name, tensor in started.items()}
