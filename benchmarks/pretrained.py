@@ -27,7 +27,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fpl": _STARTED,
     "fedmp": _STARTED,
     "conffedproto": _ALONE,
-    "fedadapter": {**_STARTED, "lr": 0.01},
+    "fedadapter": {**_STARTED, "optimizer": "sgd", "lr": 0.01},
     "fedadapterproto": _ADAM,
 }
 

@@ -74,7 +74,8 @@ class Plan:
     lr: float = 0.01
     momentum: float = 0.9
     weight_decay: float = 1e-5
-    schedule: Literal["none", "cosine"] = "none"
+    schedule: str = "none"
+    """none | cosine | cosine=N"""
 
     @property
     def rounds(self) -> int:
@@ -82,10 +83,11 @@ class Plan:
         return len(self.epochs)
 
     def lr_at(self, round: int) -> float:
-        """The learning rate of a round; the cosine goes from `lr` towards 0 over the whole run."""
-        if self.schedule == "cosine":
-            return self.lr * 0.5 * (1 + cos(pi * round / self.rounds))
-        return self.lr
+        """The learning rate of a round; the cosine goes from `lr` to 0 over the whole run, or in N rounds."""
+        if self.schedule == "none":
+            return self.lr
+        _, _, rounds = self.schedule.partition("=")
+        return self.lr * 0.5 * (1 + cos(pi * round / int(rounds or self.rounds)))
 
 
 @dataclass(frozen=True)
@@ -225,8 +227,13 @@ class Method(Generic[U]):
     A key `data.NAME` is a setting of the data that holds where images are dealt out by label.
     """
 
+    run_defaults: ClassVar[Mapping[str, Any]] = {}
+    """Options of a run that it wants where the user names none: batch, optimizer, lr, momentum, weight_decay, schedule.
+    """
     pools_data: ClassVar[bool] = False
     """One client holds everybody's data and nothing travels (the upper bound)."""
+    trained_stages: ClassVar[str] = "head"
+    """What --train is on a pretrained network where the user does not say."""
     trains_backbone: ClassVar[bool] = True
     """Whether --train decides what is trained; otherwise the method has a rule of its own."""
     validation_share: ClassVar[float] = 0.0
@@ -268,6 +275,16 @@ class Method(Generic[U]):
     def steps(self) -> tuple[Step, ...]:
         """The optimiser steps on each batch, in order."""
         return (Step(),)
+
+    @property
+    def freezes_statistics(self) -> bool:
+        """Whether normalisation that no step trains keeps its running statistics in training."""
+        return True
+
+    @property
+    def starts_from_means(self) -> bool:
+        """Whether clients send their class means once before round 1, for the server's model to start from."""
+        return False
 
     @property
     def separable(self) -> bool:

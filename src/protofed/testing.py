@@ -120,7 +120,7 @@ def _check_description(method: type[Method], settings: Mapping[str, object]) -> 
     assert explained, f"{name} has no docstring; say in a sentence what it does"
     assert method.paper, f"{name} does not say where it comes from; set `paper` (or say that it is new)"
     for knob in knobs(method):
-        assert knob.description, f"{name}.{knob.name} has no description; write knob(default, 'what it does')"
+        assert knob.description, f"{name}.{knob.name} has no description; write knob('what it does', default=...)"
         with _checking(f"the default of {name}.{knob.name} is not a value that it takes"):
             make_method(method, {knob.name: knob.default})
     for preset in method.presets:

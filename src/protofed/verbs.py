@@ -23,6 +23,7 @@ NEVER = -1e9
 """A logit whose probability is zero; minus infinity would make the gradient of an all-masked row undefined."""
 
 
+@in_full_precision
 def cosine(h: Tensor, rows: Tensor) -> Tensor:
     """Cosine similarity of every h with every row, [n, m]."""
     return functional.normalize(h, dim=1, eps=1e-8) @ functional.normalize(rows, dim=1, eps=1e-8).T

@@ -9,7 +9,7 @@ from torch import nn
 from protofed.audit.audit import audit
 from protofed.audit.decoder import Decoder, Effort, rebuilt, train_decoder
 from protofed.audit.extractor import make_extractor
-from protofed.audit.inception import Inception
+from protofed.audit.inception import Inception, Unit, _Branches
 from protofed.audit.membership import Auc, auc, mean_auc, nearness
 from protofed.audit.verdicts import of_features, of_membership, of_prototypes
 from protofed.audit.victim import SENT_MODEL
@@ -224,3 +224,17 @@ def test_leakage_falls_with_depth(tiny_run):
     assert found[1]["ssim_max"] > found[4]["ssim_max"]
     assert found[1]["rms"] < 0.5 * found[4]["rms"]
     assert found[1]["rms_min"] < found[4]["rms_min"]
+
+
+def test_inception_pools_the_mean_beside_its_convolutions():
+    """A single bright pixel: its ninth in all nine places, where a maximum would be the whole of it."""
+    unit = Unit(1, 1, 1)
+    block = _Branches({"branch_pool": unit}, (), "average").eval()
+    with torch.no_grad():
+        unit.conv.weight.fill_(1.0)
+        x = torch.zeros(1, 1, 5, 5)
+        x[0, 0, 2, 2] = 9.0
+        found = block(x)[0, 0]
+    expected = torch.zeros(5, 5)
+    expected[1:4, 1:4] = 1.0
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)

@@ -7,9 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from protofed.explain.explanation import Evidence, Explanation
 from protofed.explain.maps import Box
+from protofed.runs.opened import OpenRun
 
 
 def finite(ratios):
@@ -46,8 +48,25 @@ def test_a_box_hits_where_it_holds_the_place(benchmark):
 def test_pointing_game_quick(benchmark, capsys):
     outcomes = benchmark("pointing_game").main(["--quick", "--seeds", "0"])
     assert [each.method for each in outcomes] == ["fedadapterproto", "protoridge"]
-    assert all(0 <= each.accuracy <= 1 for each in outcomes)
+    assert all(each.images > 0 for each in outcomes)
     assert "random boxes" in capsys.readouterr().out
+
+
+def test_the_game_counts_what_the_clients_models_predict(benchmark, tmp_path):
+    game = benchmark("pointing_game")
+    outcome = game.play(game.QUICK, 0, game.backbone(game.QUICK, tmp_path), tmp_path)
+    opened = OpenRun(tmp_path / "seed0", with_data=True)
+    right, ill = [], 0
+    for client, site in opened.domains.items():
+        test = opened.context.dataset.domains[site].test
+        net, at = opened.model_of(client)
+        with torch.no_grad(), net.eval():
+            predicted = opened.method.predict(net, opened.normalised(test.x), at).argmax(1)
+        right += (predicted == test.y).tolist()
+        ill += int(((predicted == test.y) & (test.y == opened.classes.index("diseased"))).sum())
+    assert outcome.accuracy == pytest.approx(np.mean(right))
+    assert outcome.images == ill
+    assert 0 < outcome.chance < outcome.hits + 1
 
 
 @pytest.mark.slow

@@ -8,9 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from protofed.clients.optimizers import Adam, Sgd, kept_state, make_optimizers, restore_state
+from protofed.errors import UserError
 from protofed.method import Method, Plan, Step
 from protofed.models import Split, head
 from protofed.models.net import Net
+from protofed.runs.options import make_options
 from protofed.seeding import generator
 
 ROUNDS, STEPS = 3, 4
@@ -163,3 +165,25 @@ def test_a_gradient_may_lie_otherwise_than_its_parameter(layout: torch.memory_fo
     optimizer.follow([by.transpose(0, 1)])
     optimizer.follow([torch.ones(1, dtype=torch.float64).expand(3, 4, 2, 2)])
     torch.testing.assert_close(weight.detach(), start - 0.1 * by.transpose(0, 1) - 0.1)
+
+
+def test_a_cosine_may_be_longer_than_the_run() -> None:
+    plan = Plan(epochs=(1,) * 4, lr=1.0, schedule="cosine=8")
+    assert [plan.lr_at(round) for round in (0, 2, 4)] == pytest.approx([1.0, 0.5 + 0.5 * 0.5**0.5, 0.5])
+    with pytest.raises(UserError, match="cosine=N"):
+        make_options({"schedule": "cosine=0"})
+
+
+def test_what_a_unit_gradient_does_goes_on_with_a_kept_velocity() -> None:
+    """lr 1, momentum .9: weights under a unit gradient move by `reach`, in the second round as in the first."""
+    plan = Plan(epochs=(1,), momentum=0.9, weight_decay=0.0)
+    weight, state = torch.zeros(1, requires_grad=True), None
+    for _ in range(3):
+        optimizer = Sgd({"w": weight}, plan, Step(), 1.0)
+        if state is not None:
+            optimizer.restore(state)
+        before = weight.item()
+        for _ in range(2):
+            optimizer.step(weight.sum())
+        assert before - weight.item() == pytest.approx(optimizer.reach, rel=1e-5)
+        state = optimizer.state()

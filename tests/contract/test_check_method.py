@@ -221,3 +221,14 @@ def test_what_is_wrong_is_named(method: Any, complaint: str) -> None:
 def test_settings_are_checked() -> None:
     with pytest.raises(AssertionError, match="Fine does not take these settings: UserError: unknown setting"):
         check_method(Fine, speed=3)
+
+
+def test_advice_on_knobs_can_be_followed() -> None:
+    class Silent(FedAvg):
+        """It has a knob without a word."""
+
+        strength: float = knob("", default=1.0)
+
+    with pytest.raises(AssertionError, match=r"write knob\('what it does', default=\.\.\.\)"):
+        check_method(Silent)
+    assert knob("what it does", default=1.0).default == 1.0

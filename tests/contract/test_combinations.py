@@ -9,6 +9,7 @@ import torch
 from protofed import UserError
 from protofed.clients import ClientSide, GlobalModel, Predict, Predicted, Score
 from protofed.federation.evaluation import Evaluator, Member
+from protofed.inference.evaluating import evaluate
 from protofed.records import Bytes, Message, decode, encode
 from protofed.registry import find_method, method_names
 from protofed.runs.assembly import assemble
@@ -107,3 +108,13 @@ def test_the_round_that_validates_best_is_reported(make_data, tiny_run):
 def test_a_frozen_random_backbone_is_warned_of(make_data, tiny_run):
     run = tiny_run("fedadapter", make_data(), rounds=1, model="resnet10", set={"model.width": 2})
     assert any("the rest is random" in warning for warning in run.config["warnings"])
+
+
+def test_a_run_that_ends_in_an_ensemble_is_evaluated_as_one(make_data, tiny_run):
+    data = make_data(["a", "b"], train=40, test=80, absent={"a": [0], "b": [3]})
+    run = tiny_run("fedavg", data, rounds=1, epochs=6, ensemble=True)
+    scores = evaluate(run.path, data, clients=["global"])["models"]["global"]["domains"]
+    reported = run.rounds[-1]["accuracy"]["global"]
+    assert scores == pytest.approx({name: reported[name] for name in ("a", "b")})
+    mean = tiny_run("fedavg", data, rounds=1, epochs=6).rounds[-1]["accuracy"]["global"]
+    assert scores != pytest.approx({name: mean[name] for name in ("a", "b")}), "the mean of the models says otherwise"

@@ -293,3 +293,26 @@ def test_mistakes_get_one_line(protocol, options, line):
 def test_a_single_domain_cannot_be_left_out():
     with pytest.raises(UserError, match="leaves no domain"):
         make_partition(dataset(only=20), "leave-out=only")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_client_that_has_its_even_part_gets_no_more(seed):
+    """Before the last class that a client got images of, it held less than an even part of all."""
+    data = dataset(classes=8, mnist=800)
+    partition = make_partition(data, "dirichlet=0.2,clients=5,min=1", seed=seed, holdout=0)
+    labels = data.pooled_labels().numpy()
+    for client in partition.clients:
+        counts = np.bincount(labels[partition.train[client]], minlength=8)
+        last = counts.nonzero()[0].max()
+        assert counts[:last].sum() < 800 / 5
+
+
+def test_which_images_of_a_class_a_client_gets_is_chance():
+    data = dataset(classes=2, mnist=400)
+    partition = make_partition(data, "dirichlet=5,clients=4,min=1", seed=0, holdout=0)
+    labels = data.pooled_labels().numpy()
+    for label in (0, 1):
+        members = np.flatnonzero(labels == label)
+        for client in partition.clients:
+            own = np.flatnonzero(np.isin(members, partition.train[client]))
+            assert own.max() - own.min() + 1 > 1.5 * len(own)  # not one stretch of the file

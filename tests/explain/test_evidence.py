@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from protofed.errors import UserError
-from protofed.explain.evidence import explain_with, similarity_maps, source_patches
+from protofed.explain.evidence import _explanations, explain_with, similarity_maps, source_patches
+from protofed.explain.maps import enlarged, peak_box
 from protofed.models import Split, build_model
 from protofed.models.net import Net
 from protofed.models.protopnet import prototypes_of
@@ -137,3 +138,62 @@ def test_networks_without_maps_are_refused_in_words(tiny_run: Any) -> None:
     run = tiny_run("i2pfl", rounds=1)
     with pytest.raises(UserError, match="no feature maps"):
         explain_with(OpenRun(run.path), "a-0", torch.zeros(1, 1, 8, 8, dtype=torch.uint8), top=1)
+
+
+def test_lift_is_what_the_best_place_has_beyond_an_average_one(parts_run: Path, images: torch.Tensor) -> None:
+    opened = OpenRun(parts_run)
+    net, _ = opened.model_of("a-0")
+    with torch.no_grad(), net.eval():
+        maps = -net.features(opened.normalised(images), "prototypes").flatten(2)  # the similarity -d
+        weight = net.params()["last.weight"]
+    for i, view in enumerate(explain_with(opened, "a-0", images, top=4)):
+        for each in view.evidence:
+            values = maps[i, each.prototype]
+            expected = weight[view.predicted, each.prototype] * (values.max() - values.mean())
+            assert each.lift == pytest.approx(expected.item(), abs=1e-9)
+
+
+def test_a_map_lies_the_right_way_round() -> None:
+    """The one place of 3 x 4 that is like the prototype: in the upper row, right of the middle."""
+    maps = torch.zeros(1, 1, 3, 4)
+    maps[0, 0, 0, 2] = 1.0
+    one = torch.ones(1, 1)
+    (shown,) = _explanations(
+        "a-0", torch.zeros(1, 3, 30, 40), one, maps, torch.tensor([0]), one, one, one, torch.tensor([0]), top=1
+    )
+    row, column = np.unravel_index(shown.strongest.map.argmax(), (30, 40))
+    assert 0 <= row < 10
+    assert 20 <= column < 30
+    box = shown.strongest.box
+    assert box is not None
+    assert box.contains(5, 25)
+
+
+def test_a_source_patch_belongs_to_its_prototype(parts_run: Path) -> None:
+    opened = OpenRun(parts_run)
+    net, _ = opened.model_of("a-0")
+    sources = opened.sources_of("a-0", prototypes_of(net.model).vectors.detach())
+    assert sources is not None
+    patches = source_patches(opened, "a-0", [3, 1])
+    assert patches
+    for j, patch in patches.items():
+        with torch.no_grad(), net.eval():
+            maps = -net.features(opened.normalised(sources.pixels[j : j + 1]), "prototypes")[0, j]
+        box = peak_box(enlarged(maps, (16, 16)).numpy())
+        assert box is not None
+        image = sources.pixels[j].permute(1, 2, 0).numpy()
+        assert np.array_equal(patch, image[box.top : box.bottom, box.left : box.right])
+
+
+def test_the_nearest_class_prototype_comes_first(fedmp_run: Path) -> None:
+    opened = OpenRun(fedmp_run, with_data=True)
+    pixels = opened.context.dataset.domains["b"].test.x
+    net, _ = opened.model_of("b-0")
+    table = opened.prototypes()
+    assert table is not None
+    with torch.no_grad(), net.eval():
+        h = net.features(opened.normalised(pixels))
+    nearest = torch.nn.functional.cosine_similarity(h[:, None], table.rows[None].to(h), dim=2).argmax(1)
+    shown = explain_with(opened, "b-0", pixels, top=2)
+    assert [view.strongest.label for view in shown] == nearest.tolist()
+    assert any(view.strongest.label != view.predicted for view in shown)

@@ -7,14 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from protofed.cli import main
 from protofed.errors import UserError
-from protofed.explain import embed, explain
+from protofed.explain import embed, explain, explaining
 from protofed.explain.agreement import agreement
+from protofed.explain.evidence import explain_with
 from protofed.explain.explanation import Evidence, Explanation
-from protofed.explain.faithfulness import FRACTIONS, blur
+from protofed.explain.faithfulness import FRACTIONS, _by_activation, blur, faithfulness
 from protofed.explain.maps import Box, peak_box, random_box
 from protofed.explain.pictures import COOL, WARM, Column, figure, overlay
 from protofed.explain.wording import findings
@@ -245,3 +247,52 @@ def test_explanations_of_the_papers_are_drawn(tmp_path: Path, capfd: pytest.Capt
     assert {image["label"] for image in content["images"]} == {"diseased"}
     assert content["projection"] is not None
     assert content["faithfulness"] is not None
+
+
+def test_every_column_is_its_own_clients(parts_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[list[Column]] = []
+
+    def keep(image: np.ndarray, columns: list[Column], classes: list[str]) -> Image.Image:
+        drawn.append(columns)
+        return figure(image, columns, classes)
+
+    monkeypatch.setattr(explaining, "figure", keep)
+    explain(parts_run, domain="b", count=1, top=1, out=tmp_path / "why")
+    (columns,) = drawn
+    opened = OpenRun(parts_run, with_data=True)
+    pixels = opened.context.dataset.domains["b"].test.x[:1]
+    assert [column.title for column in columns] == opened.clients
+    for column in columns:
+        (own,) = explain_with(opened, column.title, pixels, top=1)
+        assert column.explanation.probabilities == pytest.approx(own.probabilities)
+        assert column.evidence.lift == pytest.approx(own.strongest.lift)
+    assert len({column.evidence.lift for column in columns}) > 1
+
+
+def test_curves_begin_at_the_image_and_at_its_blur(parts_run: Path) -> None:
+    opened = OpenRun(parts_run, with_data=True)
+    pixels = opened.context.dataset.domains["a"].test.x[:6]
+    views = explain_with(opened, "a-0", pixels, top=1)
+    boxed = [i for i, each in enumerate(views) if each.strongest.box is not None]
+    curves = faithfulness(opened, "a-0", pixels, views, numpy_generator(0, "faithful"))
+    assert curves is not None
+    assert curves.images == len(boxed)
+    net, at = opened.model_of("a-0")
+    ends = []
+    for change in (lambda image: image, blur):
+        x = opened.normalised(torch.stack([change(pixels[i].float()) for i in boxed]) / 255)
+        with torch.no_grad(), net.eval():
+            given = opened.method.predict(net, x, at)
+        ends.append(np.mean([given[n, views[i].predicted].item() for n, i in enumerate(boxed)]))
+    assert curves.deletion[0] == pytest.approx(ends[0], abs=1e-6)
+    assert curves.insertion[0] == pytest.approx(ends[1], abs=1e-6)
+
+
+def test_pixels_go_in_the_order_of_the_map() -> None:
+    shown = evidence((10, 20))
+    assert shown.box is not None
+    order = _by_activation(shown, shown.box)
+    values = shown.map.ravel()[order]
+    assert (np.diff(values) <= 0).all()
+    assert order[0] == 10 * 32 + 20
+    assert len(order) == shown.box.height * shown.box.width

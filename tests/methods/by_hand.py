@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protofed.clients.optimizers import make_optimizers
+from protofed.clients.optimizers import kept_state, make_optimizers, restore_state
 from protofed.clients.training import train
 from protofed.method import At, Method
 from protofed.models.net import Net
@@ -25,11 +25,15 @@ class Steps:
             yield torch.ones(2, 1), torch.zeros(2, dtype=torch.long)
 
 
-def take_steps(method: Method, net: Net, at: At, steps: int) -> At:
-    """Train for so many steps; where `upload` would stand afterwards."""
+def take_steps(method: Method, net: Net, at: At, steps: int, kept: dict[str, Tensor] | None = None) -> At:
+    """Train for so many steps; where `upload` would stand afterwards. `kept` is what optimisers remember."""
     at = replace(at, start=net.pick())
     optimizers = make_optimizers(method, net, at.plan, at.lr)
+    if kept:
+        restore_state(method, optimizers, kept)
     train(method, net, Steps(steps), at, optimizers)  # type: ignore[arg-type]
+    if kept is not None:
+        kept.update(kept_state(method, optimizers))
     return replace(at, taken=optimizers[0].taken, reach=optimizers[0].reach)
 
 

@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from protofed.errors import UserError
 from protofed.method import At
 from protofed.methods.fedadapter import FedAdapter, FedAdapterNoProx, adapters
+from protofed.methods.fedadapterproto import FedAdapterProto
 from protofed.methods.fedavg import ModelUpload, SharedModel
 from protofed.models import Split, build_model, everything, head
 from protofed.models.net import Net
@@ -18,7 +19,7 @@ from protofed.runs.assembly import assemble
 from protofed.runs.options import make_options
 from protofed.verbs import joined
 
-TINY: dict[str, Any] = {"model": "resnet10", "lr": 0.05, "rounds": 2}
+TINY: dict[str, Any] = {"model": "resnet10", "optimizer": "sgd", "lr": 0.05, "rounds": 2}
 WIDTH = {"model.width": 4}
 HEAD = {"fc.weight", "fc.bias"}
 
@@ -157,7 +158,7 @@ def test_knobs_change_the_run(settings: dict[str, object], make_data: Callable[.
 
 
 def test_authors_preset_and_double_precision(data: str, tiny_run: Callable[..., Any]) -> None:
-    run = tiny_run("fedadapter", data, set=WIDTH, preset="authors", dtype="float64", optimizer="adam", **TINY)
+    run = tiny_run("fedadapter", data, set=WIDTH, preset="authors", dtype="float64", **{**TINY, "optimizer": "adam"})
     assert run.config["method"]["kind"] == "personal"
     assert client_model(run, "a-0")["adapter1.up.weight"].dtype == torch.float64
 
@@ -173,3 +174,29 @@ def test_the_joined_model_holds_every_tensor_once() -> None:
     both = joined(one, other)
     assert list(both.params) == ["a", "b"]
     assert list(both.stats) == ["m"]
+
+
+def test_freezing_can_be_left_out(data: str, tiny_run: Callable[..., Any]) -> None:
+    """C3: a client trains its own backbone, or lets its statistics drift; neither travels."""
+    moved = {}
+    for name, settings in {
+        "frozen": {},
+        "drifts": {"freeze_bn": False},
+        "trained": {"freeze": False},
+    }.items():
+        run = tiny_run("fedadapter", data, set={**WIDTH, **settings}, **TINY)
+        start = Net(initial(run)).pick().tensors()
+        client = client_model(run, "a-0")
+        moved[name] = {key for key in start if not torch.equal(client[key], start[key])}
+        sent = {key.split("/")[-1] for key in load_file(run.path / "broadcast.safetensors")}
+        assert not any(key.startswith(("stem", "layer")) for key in sent)
+        assert run.config["method"]["kind"] == ("global" if name == "frozen" else "both")
+    assert not any(key.startswith(("stem", "layer")) for key in moved["frozen"])
+    drifted = moved["drifts"] - moved["frozen"]
+    assert {key.rpartition(".")[2] for key in drifted} == {"running_mean", "running_var"}
+    assert {"stem.conv1.weight", "stem.bn1.weight", "stem.bn1.running_mean"} <= moved["trained"]
+
+
+def test_the_authors_train_their_backbones() -> None:
+    for method in (FedAdapter, FedAdapterProto):
+        assert method(**method.presets["authors"]).steps[0].trains == everything  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ from protofed.records.tally import Tally
 from protofed.runs.assembly import assemble
 from protofed.runs.options import make_options
 
-TINY: dict[str, Any] = {"model": "resnet10", "lr": 0.02, "rounds": 2}
+TINY: dict[str, Any] = {"model": "resnet10", "optimizer": "sgd", "lr": 0.02, "rounds": 2}
 SMALL = {"model.width": 4, "prototype_dim": 8, "per_class": 2}
 CLIENTS = ("a-0", "b-0", "c-0")
 
@@ -182,10 +182,10 @@ def test_personal_and_global_view_agree_when_all_is_loaded(
     data: str, tiny_run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`kind` lets the evaluation skip the clients; without the short cut they must score the same."""
-    quick = tiny_run("fedadapterproto", data, set=SMALL, **TINY)
+    quick = tiny_run("fedadapterproto", data, set={**SMALL, "start": "uniform"}, **TINY)
     monkeypatch.setattr(FedAdapterProto, "kind", "both")
     monkeypatch.setattr(FedAdapterProto, "global_weights", _none)
-    slow = tiny_run("fedadapterproto", data, set=SMALL, **TINY)
+    slow = tiny_run("fedadapterproto", data, set={**SMALL, "start": "uniform"}, **TINY)
     assert [r["accuracy"]["personal"] for r in quick.rounds] == [r["accuracy"]["personal"] for r in slow.rounds]
 
 
@@ -242,6 +242,7 @@ def test_authors_preset_keeps_own_weights(data: str, tiny_run: Callable[..., Any
         {"adapter_agg": "steps_size"},
         {"load_global": "off"},
         {"weighting": "uniform"},
+        {"start": "uniform"},
     ],
 )
 def test_knobs_change_the_run(
@@ -271,3 +272,30 @@ def test_the_trained_model_can_be_projected(data: str, tiny_run: Callable[..., A
 def test_prototypes_too_large_for_the_images_are_refused(data: str, tiny_run: Callable[..., Any]) -> None:
     with pytest.raises(UserError, match="prototype_size"):
         tiny_run("fedprototypical", data, set={**SMALL, "prototype_size": 3}, **TINY)
+
+
+@pytest.mark.parametrize("name", ["fedprototypical", "fedadapterproto"])
+def test_its_own_defaults_learn_more_than_chance(name: str, make_data: Callable[..., str], tiny_run: Any) -> None:
+    """Four classes, a backbone of random weights, four rounds."""
+    data = make_data(classes=4, size=16, train=48, test=24)
+    run = tiny_run(name, data, model="resnet10", rounds=4, batch=8, set={"model.width": 8, "prototype_dim": 32})
+    assert (run.options["optimizer"], run.options["lr"]) == ("adam", 1e-3)
+    assert run.config["method"]["run_defaults"] == {"optimizer": "adam", "lr": 1e-3}
+    assert run.summary["accuracy_final"]["global"]["average"] > 0.8
+
+
+def test_class_means_of_patches_travel_once(data: str, tiny_run: Callable[..., Any]) -> None:
+    run = tiny_run("fedprototypical", data, set=SMALL, **TINY)
+    first, second = (record["bytes"]["up"] for record in run.rounds)
+    assert first["prototypes"] == 3 * 2 * 32 * 4  # clients x classes x channels of the last stage
+    assert second["prototypes"] == 0
+
+
+@pytest.mark.parametrize(
+    "more", [{"preset": "authors"}, {"guard": "unit=client,clip=1,noise=1"}, {"set": {"start": "uniform"}}]
+)
+def test_no_class_means_where_they_cannot_be_used(more: dict[str, Any], data: str, tiny_run: Any) -> None:
+    settings = {**SMALL, **more.get("set", {}), "model.norm": "group"}
+    run = tiny_run("fedadapterproto", data, **{**TINY, **more, "rounds": 1, "set": settings})
+    assert not run.config["method"]["starts_from_means"]
+    assert run.rounds[0]["bytes"]["up"]["prototypes"] == 0

@@ -73,3 +73,13 @@ def test_bytes_and_views(global_bn, norms_travel, tiny_run):
     assert up == (everything if norms_travel else everything - norms)
     assert (run.summary["accuracy"]["global"] is not None) == norms_travel
     assert run.config["method"]["kind"] == "both"
+
+
+@pytest.mark.parametrize(("weighting", "expected"), [("samples", 2.8), ("uniform", 2.0)])
+def test_weighting(weighting, expected, make_at):
+    method, sizes = FedBN(weighting=weighting), {"a": 1, "b": 9}
+    nets = {"a": client_net(1.0, 1.0), "b": client_net(3.0, 5.0)}
+    server = method.server_state(nets["a"], make_at())
+    uploads = {c: method.upload(net, None, make_at(clients=sizes, client=c))[0] for c, net in nets.items()}
+    after = method.aggregate(server, total(uploads), make_at(clients=sizes))
+    assert method.broadcast(after, make_at()).weights.params["conv.weight"].item() == pytest.approx(expected)

@@ -2,8 +2,12 @@ import pytest
 import torch
 from by_hand import total
 from safetensors.torch import load_file
+from torch import nn
 
 from protofed.methods.feddyn import FedDyn
+from protofed.models import Split
+from protofed.models.net import Net
+from protofed.runs.opened import OpenRun
 
 
 def test_gt06(identity_net, make_at):
@@ -85,3 +89,50 @@ def test_runs_with_batch_norm_and_absent_clients_at_fedavgs_price(tiny_run):
     options = {"participation": 0.6, "model": "resnet10", "set": {"model.width": 4}}
     run, fedavg = tiny_run("feddyn", **options), tiny_run("fedavg", **options)
     assert run.summary["bytes"] == fedavg.summary["bytes"]
+
+
+def test_a_large_client_has_its_own_alpha_in_loss_and_update(identity_net, make_at):
+    """n = 10 and 30: alpha_a = 2 alpha, by hand."""
+    net, method, sizes = identity_net(1, 1, torch.full((1, 1), 3.0)), FedDyn(alpha=0.1), {"a": 10, "b": 30}
+    start, memory = net.pick(), method.client_state(net, make_at())
+    start.params["fc.weight"].fill_(1.0)
+    at = make_at(clients=sizes, client="a", start=start, memory=memory)
+    terms = method.loss(net, torch.ones(2, 1), torch.zeros(2, dtype=torch.long), at)
+    assert terms["proximal"].item() == pytest.approx(0.2 / 2 * 2.0**2)
+    _, after = method.upload(net, None, at)
+    assert after.lam["fc.weight"].item() == pytest.approx(-0.2 * 2.0)
+
+
+def test_the_mean_is_plain_and_running_statistics_are_averaged(make_at):
+    sizes, method = {"a": 1, "b": 9}, FedDyn(alpha=0.5)
+    uploads = {}
+    for client, value in (("a", 1.0), ("b", 4.0)):
+        net = Net(Split({"bn": nn.BatchNorm1d(1), "fc": nn.Flatten()}, cut="bn", dim=1, classes=1))
+        with torch.no_grad():
+            net.model.bn.weight.fill_(value)
+            net.model.bn.running_mean.fill_(value)
+        server = method.server_state(net, make_at())
+        server.model.weights.params["bn.weight"].fill_(0.0)
+        at = make_at(
+            clients=sizes, client=client, start=server.model.weights, memory=method.client_state(net, make_at())
+        )
+        uploads[client], _ = method.upload(net, None, at)
+    after = method.aggregate(server, total(uploads), make_at(clients=sizes, participants=("a", "b")))
+    assert after.mean.params["bn.weight"].item() == pytest.approx(2.5)
+    assert after.model.weights.params["bn.weight"].item() == pytest.approx(5.0)  # 2.5 - h / alpha, h = -alpha 2.5
+    assert after.model.weights.stats["bn.running_mean"].item() == pytest.approx(2.5)
+
+
+def test_what_is_reported_is_what_is_saved(make_data, tiny_run):
+    """Clients with hold-outs of their own are scored with the mean of the clients' models where that is asked for."""
+    data = make_data(("a",), train=160, test=8)
+    options = {"protocol": "iid=4", "rounds": 3, "epochs": 3, "lr": 0.1}
+    run = tiny_run("feddyn", data, **options, set={"eval_model": "mean_clients", "data.holdout": 0.25, "alpha": 1e-3})
+    opened = OpenRun(run.path, with_data=True)
+    net, at = opened.model_of("global")
+    reported = run.rounds[-1]["accuracy"]["personal"]
+    with torch.no_grad(), net.eval():
+        for client in opened.clients:
+            samples = opened.context.test_samples(None, client)
+            correct = sum(int((opened.method.predict(net, x, at).argmax(1) == y).sum()) for x, y in samples.batches())
+            assert reported[client] == pytest.approx(correct / len(samples))

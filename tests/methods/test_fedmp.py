@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from protofed.models import build_model
 from protofed.models.net import Net
 from protofed.records import ClassTable, Features, Weights, encode
 from protofed.registry import find_method, knobs, make_method
+from protofed.seeding import generator
 
 NO_WEIGHTS = Weights({}, {})
 
@@ -418,3 +420,15 @@ def test_few_shot_knobs() -> None:
         make_method(cls, {"plan": "30,x"}).plan(asked)
     with pytest.raises(UserError, match="stage=5 is not valid; it takes a whole number >= 1 and <= 4"):
         make_method(cls, {"stage": "5"})
+
+
+def test_batches_of_received_embeddings_are_drawn_anew(make_at: Any) -> None:
+    bank = Features(torch.zeros(50, 2), torch.zeros(50, dtype=torch.int64), 2)
+    at = make_at(down=SimpleNamespace(U=bank), clients={"a": 8}, client="a")
+    rng = generator(0, "draw")
+    drawn = [FedMP().draw(torch.zeros(8, dtype=torch.int64), at, rng)["received"] for _ in range(40)]
+    assert all(len(rows.unique()) == at.plan.batch for rows in drawn)
+    assert not torch.equal(drawn[0].sort().values, drawn[1].sort().values)
+    counts = torch.bincount(torch.cat(drawn), minlength=50)  # 40 x 8 / 50 = 6.4 each, standard deviation 2.3
+    assert counts.min() > 0
+    assert counts.max() < 6.4 + 5 * 2.3

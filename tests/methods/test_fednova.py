@@ -87,6 +87,7 @@ def test_a_client_without_a_step_sends_no_change(identity_net, make_at):
     for reach in (0.0, None):
         upload, _ = FedNova().upload(net, None, make_at(start=net.pick(), taken=0, reach=reach))
         assert upload.d.value.params["fc.weight"].item() == 0
+        assert upload.steps.value.item() == 0  # it took no part in the steps that are averaged
 
 
 @pytest.mark.parametrize("domains", ["a", "abc"])
@@ -110,3 +111,14 @@ def test_under_adam_steps_are_counted_and_a_warning_given(tiny_run, caplog):
         run = tiny_run("fednova", optimizer="adam", lr=0.001)
     assert "fednova: under Adam" in caplog.text
     assert run.summary["status"] == "complete"
+
+
+def test_kept_momentum_counts(identity_net, make_at, monkeypatch):
+    """A gradient of 2 in every step of three rounds: d_i is lr x 2 in each, whatever velocity came from before."""
+    plan = Plan(epochs=(1,), lr=0.1, momentum=0.9, weight_decay=0.0)
+    net, method, kept = identity_net(1, 1), FedNova(persist_optimizer=True), {}
+    monkeypatch.setattr(FedNova, "loss", lambda *_: {"ce": 2 * net.params()["fc.weight"].sum()})
+    for _ in range(3):
+        at = take_steps(method, net, make_at(plan=plan), 2, kept)
+        upload, _ = method.upload(net, None, at)
+        assert upload.d.value.params["fc.weight"].item() == pytest.approx(0.2, abs=1e-5)

@@ -77,3 +77,34 @@ def test_projection_replaces_the_head(tiny_run):
     model = run.model()
     assert (model.cut, model.dim) == ("projection", 256)
     assert model(torch.zeros(2, 1, 8, 8, dtype=torch.float64)).shape == (2, 4)
+
+
+def test_the_global_model_attracts_and_the_own_past_repels(make_at):
+    """The contrast by hand, with features of three different models, the two references in evaluation mode."""
+    net = Net(build_model("resnet10", (1, 8, 8), 3, {"width": 4}))
+    past, server = (Net(build_model("resnet10", (1, 8, 8), 3, {"width": 4})) for _ in range(2))
+    method, x, y = Moon(mu=1.0), torch.randn(6, 1, 8, 8), torch.tensor([0, 1, 2, 0, 1, 2])
+    for other in (past, server):  # statistics unlike those of the batch
+        for name, stat in other.model.named_buffers():
+            if name.endswith("running_mean"):
+                stat.add_(0.3)
+    memory = method.client_state(past, make_at())
+    memory.seen[:] = True
+    net.model.train()
+    found = method.loss(net, x, y, make_at(start=server.pick(), memory=memory, classes=3))["contrast"]
+    past.model.eval()
+    server.model.eval()
+    zc = net.features(x)
+    cosine = torch.nn.functional.cosine_similarity
+    to_server, to_past = (cosine(zc, other.features(x)) / 0.5 for other in (server, past))
+    expected = -(to_server.exp() / (to_server.exp() + to_past.exp())).log().mean()
+    assert found.item() == pytest.approx(expected.item(), abs=1e-5)
+
+
+def test_memory_stays_on_its_device(identity_net, make_at):
+    """`meta` stands for an accelerator: a tensor made elsewhere cannot be joined with one of it."""
+    method, net = Moon(buffer=2), identity_net()
+    memory = method.client_state(net, make_at())
+    elsewhere = type(memory)(memory.previous, memory.seen.to("meta"))
+    _, after = method.upload(net, None, make_at(memory=elsewhere))
+    assert after.seen.device.type == "meta"

@@ -69,6 +69,31 @@ def test_momentum_does_not_inflate_the_control_variate(identity_net, make_at, mo
     assert memory.c.params["fc.weight"].item() == pytest.approx(3.0, abs=1e-5)
 
 
+def test_momentum_that_is_kept_over_rounds_does_not_inflate_it_either(identity_net, make_at, monkeypatch):
+    plan = Plan(epochs=(1,), lr=0.1, momentum=0.9, weight_decay=0.0)
+    net, method, kept = identity_net(1, 1), Scaffold(persist_optimizer=True), {}
+    monkeypatch.setattr(Scaffold, "loss", lambda *_: {"ce": 3 * net.params()["fc.weight"].sum()})
+    for _ in range(4):  # the gradient is always 3
+        memory, down = method.client_state(net, make_at()), method.server_state(net, make_at())
+        at = take_steps(method, net, make_at(plan=plan, memory=memory, down=down), 2, kept)
+        _, memory = method.upload(net, None, at)
+        assert memory.c.params["fc.weight"].item() == pytest.approx(3.0, abs=1e-4)
+
+
+def test_dc_is_a_plain_mean_whatever_clients_hold(identity_net, make_at):
+    net, method, sizes = identity_net(1, 1), Scaffold(), {"a": 1, "b": 9}
+    server = method.server_state(net, make_at())
+    uploads = {}
+    for client, moved in (("a", 1.0), ("b", 3.0)):
+        start = net.pick()
+        start.params["fc.weight"].add_(moved)  # lr x steps = 1: c_i = moved
+        memory = method.client_state(net, make_at())
+        at = make_at(clients=sizes, client=client, down=server, memory=memory, start=start, taken=1, reach=1.0)
+        uploads[client], _ = method.upload(net, None, at)
+    after = method.aggregate(server, total(uploads), make_at(clients=sizes, participants=("a", "b")))
+    assert after.c.params["fc.weight"].item() == pytest.approx(2.0)
+
+
 def test_a_client_without_a_step_keeps_its_control_variate(identity_net, make_at):
     net, method = identity_net(), Scaffold()
     memory = method.client_state(net, make_at())

@@ -1,4 +1,5 @@
 import pytest
+import torch
 from torch import nn
 
 from protofed.models import Split, build_model, features, head, normalisation, tensors
@@ -63,3 +64,12 @@ def test_resnet_starts_with_unit_gains_and_kaiming_fan_out() -> None:
         if isinstance(module, nn.Conv2d) and module.weight.numel() > 10_000:
             fan_out = module.out_channels * module.kernel_size[0] * module.kernel_size[1]
             assert module.weight.std().item() == pytest.approx((2 / fan_out) ** 0.5, rel=0.05)
+
+
+def test_resnet_can_start_as_pytorch_starts_convolutions() -> None:
+    torch.manual_seed(0)
+    for module in build_model("resnet10", (3, 32, 32), 10, {"init": "pytorch"}).modules():
+        if isinstance(module, nn.Conv2d):
+            bound = (module.in_channels * module.kernel_size[0] * module.kernel_size[1]) ** -0.5
+            assert 0.99 * bound < module.weight.abs().max().item() <= bound
+            assert module.weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.05)

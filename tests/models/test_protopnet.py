@@ -7,11 +7,14 @@ from protofed.models import Split, build_model, head
 from protofed.models.net import Net
 from protofed.models.protopnet import (
     PartPrototypes,
+    characteristic_patches,
     project,
     prototype_layer,
     prototypes_of,
+    start_from_patches,
     with_prototypes,
 )
+from protofed.records import ClassTable, Weights
 
 # GT-32: one image of 2x2 positions and two channels, prototypes of classes 0, 0, 1, 1.
 # In float64, because the log similarity has a slope of 1e4 at d = 0.
@@ -182,3 +185,37 @@ def test_after_projection_every_prototype_is_a_patch_of_its_image(size: int) -> 
     assert_near(at_place, [0.0] * 6, atol=1e-12)
     again = project(net, [(images, labels)])
     assert_near(again.distance, [0.0] * 6, atol=1e-12)
+
+
+def test_a_characteristic_patch_points_to_its_class() -> None:
+    maps = torch.zeros(3, 2, 1, 3)
+    maps[0, :, 0] = torch.tensor([[0.0, 5.0, 1.0], [9.0, 1.0, 0.0]])
+    maps[1, :, 0] = torch.tensor([[0.0, 5.0, 1.0], [9.0, 1.0, 0.0]])
+    maps[2, :, 0] = torch.tensor([[7.0, 1.0, 1.0], [8.0, 1.0, 0.0]])
+    means = ClassTable(torch.tensor([[2.0, 0.0], [0.0, 2.0], [0.0, 0.0]]), torch.tensor([1.0, 1.0, 0.0]))
+    patches = characteristic_patches(maps, torch.tensor([0, 1, 0]), means)
+    assert patches.tolist() == [[5.0, 1.0], [0.0, 9.0], [1.0, 0.0]]
+    only = ClassTable(means.rows, torch.tensor([1.0, 0.0, 0.0]))  # one class alone: the way from the origin
+    assert characteristic_patches(maps[:1], torch.tensor([0]), only).tolist() == [[5.0, 1.0]]
+
+
+@pytest.mark.parametrize("scale", [0.01, 1.0, 100.0])
+def test_a_start_from_patches_leads_alike_whatever_the_scale_of_the_features(scale: float) -> None:
+    base = build_model("resnet10", (1, 16, 16), 3, {"width": 4})
+    model = with_prototypes(base, per_class=2, dim=16, size=1, similarity="linear").double()
+    rows = 5 + torch.randn(3, 32, dtype=torch.float64)
+    held = torch.tensor([True, True, False])
+    started = start_from_patches(model, scale * rows, held)
+    Net(model).load(Weights(started, {}))
+    maps = (scale * rows)[:, :, None, None]
+    d = model.get_submodule("prototypes")(model.get_submodule("addon")(maps)).flatten(1)
+    logits = model.get_submodule("last")(-d)
+    lead = [(logits[k, k] - logits[k, 1 - k]).item() for k in (0, 1)]
+    assert sum(lead) / 2 == pytest.approx(10, rel=0.3)  # the prototypes of a class lie around its patch
+    assert logits[:2].argmax(1).tolist() == [0, 1]
+
+
+def test_one_class_alone_is_no_place_to_start_from() -> None:
+    base = build_model("resnet10", (1, 16, 16), 3, {"width": 4})
+    model = with_prototypes(base, per_class=2, dim=16, size=1, similarity="linear")
+    assert start_from_patches(model, torch.rand(3, 32), torch.tensor([False, True, False])) == {}

@@ -17,6 +17,7 @@ from protofed.models import build_model
 from protofed.models.freezing import frozen_tensors
 from protofed.models.pretrained import load_pretrained, pretrained_hash
 from protofed.registry import find_method, method_names
+from protofed.runs.assembly import assemble
 from protofed.runs.network import choose_network
 from protofed.runs.options import make_options
 
@@ -210,3 +211,23 @@ def test_the_cache_is_shown_and_cleared(photo_run: Any, capsys: Any) -> None:
         assert shown["features"] == 32
         assert shown["cleared"] == cleared
     assert not Path(shown["path"]).exists()
+
+
+@pytest.mark.parametrize(
+    ("size", "options", "augmented"),
+    [
+        (48, {"weights": "none"}, True),
+        (48, {"train": "all"}, True),
+        (48, {}, False),  # the head alone: features are computed once
+        (48, {"weights": "none", "set": {"data.augment": "none"}}, False),
+        (28, {"model": "resnet10"}, False),
+        (48, {"method": "fedadapter", "weights": "none"}, False),
+        (48, {"method": "fedncm", "weights": "none", "train": "all"}, False),
+    ],
+)
+def test_photographs_are_augmented_where_a_whole_network_is_trained(
+    size: int, options: dict[str, Any], augmented: bool, make_data: Any
+) -> None:
+    data = make_data("ab", size=size, channels=3, train=4, test=2, name=f"side{size}")
+    context = assemble(make_options({"method": "fedavg", "data": data, **options}), Path("unused")).context
+    assert bool(context.augment) == augmented

@@ -3,6 +3,9 @@
 import pytest
 
 from protofed.errors import UserError
+from protofed.methods.fedadapter import FedAdapter
+from protofed.models import build_model
+from protofed.models.adapters import with_adapters
 from protofed.registry import find_method, make_method
 from protofed.runs.options import make_options
 from protofed.studies.tables.fixtures import real_partition
@@ -144,6 +147,13 @@ def test_lite_scale_is_the_agreed_one():
     assert digits.samples_per_client == "mnist=600,usps=72,svhn_grey=732,syn=100"
 
 
+@pytest.mark.parametrize("scale", ["lite", "paper"])
+@pytest.mark.parametrize("dataset", ["digits", "office_caltech10", "pacs"])
+def test_domain_shift_starts_convolutions_as_the_code_it_follows(dataset, scale):
+    options = make_options(find_preset("i2pfl.table2").run_options(dataset, scale))
+    assert options.set["model.init"] == "pytorch"
+
+
 def test_paper_scale_is_the_published_one():
     preset = find_preset("i2pfl.table2")
     pacs = make_options(preset.run_options("pacs", "paper"))
@@ -178,3 +188,29 @@ def test_unknown_names_are_answered_with_suggestions():
         preset.selected_datasets(["office_caltech"])
     with pytest.raises(UserError, match="did you mean fedproto_avg"):
         preset.selected_rows(["fedproto_av"])
+
+
+def test_adapters_are_as_wide_at_the_lite_scale_as_in_the_paper():
+    found = {}
+    for scale in ("lite", "paper"):
+        options = make_options(find_preset("fedadapterproto.table1").run_options("dr_fundus", scale))
+        settings = options.settings_for("model")
+        base = build_model(options.model, (3, 64, 64), 2, settings)
+        reduction = int(options.set.get("reduction", FedAdapter().reduction))
+        model = with_adapters(base, reduction=reduction, kernel=1, init="zero_up")
+        found[scale] = [model.get_submodule(f"adapter{level}.down").out_channels for level in (1, 2, 3, 4)]
+    assert found["lite"] == found["paper"] == [16, 32, 64, 128]
+
+
+@pytest.mark.parametrize("scale", ["lite", "paper"])
+def test_the_cosine_of_the_medical_suite_is_half_way_at_its_end(scale):
+    """T_max is 200 where 100 rounds are run: .51 of the rate at round 99, not .0002."""
+    plan = make_options(find_preset("fedmp.table1").run_options("tb", scale)).training_plan()
+    assert plan.lr_at(0) == plan.lr
+    assert plan.lr_at(plan.rounds) == pytest.approx(0.5 * plan.lr)
+
+
+@pytest.mark.parametrize("table", ["table1", "table4", "figure7"])
+def test_fedmr_of_fedmps_tables_has_no_margins(table):
+    (row,) = find_preset(f"fedmp.{table}").selected_rows(["fedmr"])
+    assert row.set == {"variant": "intra_only"}

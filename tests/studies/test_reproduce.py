@@ -1,10 +1,10 @@
 """Tables of the papers on tiny images, computed tables against the printed figures, and dry runs of every preset."""
 
 import json
-from functools import partial
 
 import pytest
 
+from protofed.audit.audit import audit
 from protofed.cli import main
 from protofed.errors import UserError
 from protofed.studies.tables import leakage
@@ -254,7 +254,7 @@ def test_command_lists_tries_and_runs(data_root, tmp_path, capsys):
 
 
 def test_leakage_of_fedmps_stages(data_root, tmp_path, monkeypatch):
-    monkeypatch.setattr(leakage, "audit", partial(leakage.audit, steps=5))
+    monkeypatch.setattr(leakage, "STEPS", 5)
     chosen = {
         "data_root": data_root,
         "rounds": 1,
@@ -279,3 +279,9 @@ def test_leakage_of_fedmps_stages(data_root, tmp_path, monkeypatch):
     monkeypatch.setattr(leakage, "audit", None)
     again = reproduce("fedmp.table5", **chosen)
     assert again.content == found.content, "audits that are there are not repeated"
+
+    asked = []
+    monkeypatch.setattr(leakage, "STEPS", 7)
+    monkeypatch.setattr(leakage, "audit", lambda path, **options: asked.append(options) or audit(path, **options))
+    reproduce("fedmp.table5", **chosen)
+    assert [(options["steps"], options["out"].name) for options in asked] == [(7, "table")] * 2, "but cheaper ones are"

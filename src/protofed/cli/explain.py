@@ -13,6 +13,10 @@ from protofed.text import Table, split_names
 _ShiftsOption = Annotated[
     int, typer.Option("--shifts", min=1, max=16, help="exact maps so many times finer, from N x N shifted copies")
 ]
+_EvidenceOption = Annotated[
+    Literal["auto", "exact", "prototypes"],
+    typer.Option("--evidence", help="exact: maps that add up to the logits; auto: what the run decides by"),
+]
 
 
 def explain_command(
@@ -34,10 +38,7 @@ def explain_command(
     faithfulness: Annotated[
         bool, typer.Option("--faithfulness", help="also: does the box matter more than a random one?")
     ] = False,
-    evidence: Annotated[
-        Literal["auto", "exact", "prototypes"],
-        typer.Option("--evidence", help="exact: maps that add up to the logits; auto: what the run decides by"),
-    ] = "auto",
+    evidence: _EvidenceOption = "auto",
     shifts: _ShiftsOption = 1,
     model_of: ModelOfOption = "last",
     out: Annotated[Path | None, typer.Option("--out", help="where pictures and page go (RUN/explanations)")] = None,

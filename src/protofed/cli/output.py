@@ -101,6 +101,12 @@ class ProgressBar:
         _show_partition(config)
         if (config["model"].get("start") or {}).get("reason"):
             print(config["model"]["start"]["reason"], flush=True)
+        if config["data"]["augment"] != "none" and "data.augment" not in config["options"]["set"]:
+            augment = config["data"]["augment"]
+            print(f"training images go through {augment}; --set data.augment=none leaves them as they are", flush=True)
+        if wanted := config["method"].get("run_defaults"):
+            named = ", ".join(f"{name} {value}" for name, value in wanted.items())
+            print(f"{config['method']['name']} is trained with {named}, its own default", flush=True)
         self._bytes = sum(_exchanged(record) for record in run.rounds)
         if sys.stdout.isatty():
             self._bar = bars()

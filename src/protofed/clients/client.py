@@ -163,7 +163,7 @@ class ClientSide:
 
     def _predicted(self, job: jobs.Evaluate, message: Message) -> tuple[Net, Tensor, Tensor]:
         """The model, its predictions, and the labels."""
-        if job.client is None:
+        if job.view == "global" or job.client is None:
             net, at = self._enter_server(job.round, message)
         else:
             down = self._open(message, self._templates.down, f"broadcast to {job.client}")

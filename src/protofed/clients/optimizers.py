@@ -110,6 +110,16 @@ class Sgd(LocalOptimizer):
         super().__init__(params, plan, step, lr, stacked=stacked)
         self._stride = self._reach = 0.0
 
+    def state(self) -> State:
+        """The velocity, and that which a unit gradient would have given."""
+        return {**super().state(), "stride": torch.tensor(self._stride, dtype=torch.float64)}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from a kept velocity."""
+        super().restore(state)
+        # Clients that step together have taken equally many.
+        self._stride = float(state["stride"].flatten()[0])
+
     @property
     def reach(self) -> float:
         """lr x a_i of FedNova: steps, each counted as often as momentum repeats it."""

@@ -190,11 +190,13 @@ def trained_names(method: Method, net: Net) -> set[str]:
 
 
 def set_modes(method: Method, net: Net) -> None:
-    """Training mode, but normalisation that no step trains in evaluation mode: a frozen part must not drift."""
+    """Training mode, but normalisation that no step trains in evaluation mode, unless the method lets it drift."""
     trained, params = trained_names(method, net), net.params()
     for name, param in params.items():
         param.requires_grad_(name in trained)
     net.model.train()
+    if not method.freezes_statistics:
+        return
     frozen = (net.names(normalisation) & params.keys()) - trained
     for path in {name.rpartition(".")[0] for name in frozen}:
         net.model.get_submodule(path).eval()

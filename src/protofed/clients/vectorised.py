@@ -43,8 +43,9 @@ def stackable(group: Sequence[ReadyClient]) -> list[list[ReadyClient]]:
     """Clients grouped by what they received and remember: those of a group can be stacked."""
     groups: dict[Hashable, list[ReadyClient]] = {}
     for ready in group:
-        # Adam corrects its moments by the number of steps they are made of, which is one number for a whole stack.
-        steps = tuple(int(value) for key, value in ready.optimizer.items() if key.endswith("/steps"))
+        # Adam corrects its moments by the number of steps they are made of, SGD counts on from the stride of its last
+        # one; both are one number for a whole stack.
+        steps = tuple(float(value) for key, value in ready.optimizer.items() if key.endswith(("/steps", "/stride")))
         outline = _outline((ready.at.down, ready.at.memory, ready.at.start)), _outline(ready.optimizer), steps
         groups.setdefault(outline, []).append(ready)
     return list(groups.values())

@@ -146,7 +146,8 @@ def _of_parts(net: Net, method: Method, at: At, client: str, x: Tensor, top: int
     weight = net.params(part("last"))["last.weight"][probabilities.argmax(1)]  # [n, m]
     lift = weight * (similarity - maps.flatten(2).mean(2))
     labels = prototypes_of(net.model).labels
-    return _explanations(client, x, probabilities, maps, labels, similarity, weight * similarity, lift, top)
+    loudest = lift.argmax(1)
+    return _explanations(client, x, probabilities, maps, labels, similarity, weight * similarity, lift, loudest, top)
 
 
 def _of_classes(
@@ -168,7 +169,8 @@ def _of_classes(
     sign = torch.where(held == probabilities.argmax(1, keepdim=True), 1.0, -1.0)
     lift = sign * (maps.flatten(2).amax(2) - maps.flatten(2).mean(2))
     contribution = similarity - similarity.mean(1, keepdim=True)
-    return _explanations(client, x, probabilities, maps, held, similarity, contribution, lift, top)
+    nearest = similarity.argmax(1)
+    return _explanations(client, x, probabilities, maps, held, similarity, contribution, lift, nearest, top)
 
 
 def similarity_maps(net: Net, x: Tensor, rows: Tensor) -> Tensor:
@@ -225,13 +227,15 @@ def _explanations(
     similarity: Tensor,
     contribution: Tensor,
     lift: Tensor,
+    first: Tensor,
     top: int,
 ) -> list[Explanation]:
+    """One for each image; the prototype `first` comes first in it, the others by their lift."""
     size = (x.shape[2], x.shape[3])
     positions = (maps.shape[2], maps.shape[3])
     result = []
     for i in range(len(x)):
-        ranked = _ranked(lift[i])[:top]
+        ranked = _ranked(lift[i], int(first[i]))[:top]
         large = enlarged(maps[i][ranked], size).float().cpu().numpy()
         peaks = [peak_of(values) for values in large]
         evidence = tuple(
@@ -252,8 +256,7 @@ def _explanations(
     return result
 
 
-def _ranked(lift: Tensor) -> list[int]:
-    """By how much they speak; but the one that speaks most for the prediction comes first."""
-    first = int(lift.argmax())
+def _ranked(lift: Tensor, first: int) -> list[int]:
+    """By how much they speak, behind the one that is named."""
     by_lift: Sequence[int] = lift.abs().argsort(descending=True, stable=True).tolist()
     return [first, *(j for j in by_lift if j != first)]

@@ -80,7 +80,7 @@ class Explanation:
     client: str
     probabilities: tuple[float, ...]
     evidence: tuple[Evidence, ...]
-    """Those that spoke most; first the one that spoke most for the prediction."""
+    """Those that spoke most; first the part that spoke most for the prediction, or the nearest class prototype."""
 
     @property
     def predicted(self) -> int:
@@ -89,5 +89,5 @@ class Explanation:
 
     @property
     def strongest(self) -> Evidence:
-        """The prototype that spoke most for the prediction."""
+        """The part that spoke most for the prediction, or the nearest class prototype."""
         return self.evidence[0]

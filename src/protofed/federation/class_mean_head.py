@@ -6,10 +6,9 @@ from typing import NamedTuple
 import torch
 
 from protofed.clients import Failed, Job, Prepared, Summarise, Trained
-from protofed.clients.class_means import HeadStatistics, head_from_means, with_head
+from protofed.clients.class_means import HeadStatistics, empty_means, head_from_means, with_head
 from protofed.clients.prepared import initial_server
 from protofed.federation.engine import Engine, in_order
-from protofed.models.net import Net
 from protofed.records import Bytes, Mean, Message, Nothing, Record, Tally, decode, encode
 
 
@@ -25,7 +24,7 @@ def start_from_class_means(prepared: Prepared, engine: Engine, folder: Path) -> 
     """Ask every client for its class means; whoever fails has no say, and all must not."""
     context, request = prepared.context, encode(Nothing(), "server")
     jobs: list[tuple[Job, Message]] = [(Summarise(0, client), request) for client in context.partition.clients]
-    empty = Net(context.model).empty_table()
+    empty = empty_means(context.model)
     template = HeadStatistics(Mean(empty, torch.zeros(len(empty.count), dtype=torch.float64)))
     tally, up, down = Tally(), Bytes(), Bytes()
     reasons = []

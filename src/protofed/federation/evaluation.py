@@ -25,7 +25,7 @@ _SCORED_TOGETHER = 512
 
 _NO_SAMPLES = Score(0, 0)
 
-View = Literal["personal", "local"]
+View = Literal["global", "personal", "local"]
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Evaluator:
             domains = self._domain_scores(round, global_model)
         accuracy: dict[str, Any] = {
             "global": None if domains is None else global_view(domains, self._held_out),
-            "personal": self._personal_view(round, None if members else domains, broadcast_to),
+            "personal": self._personal_view(round, None if members else domains, broadcast_to, global_model),
         }
         if local:
             accuracy["local"] = client_view(self._client_scores("local", round, broadcast_to))
@@ -141,7 +141,11 @@ class Evaluator:
         }
 
     def _personal_view(
-        self, round: int, domains: dict[str, Score] | None, broadcast_to: Callable[[str], Message]
+        self,
+        round: int,
+        domains: dict[str, Score] | None,
+        broadcast_to: Callable[[str], Message],
+        global_model: Message | None,
     ) -> dict[str, Any] | None:
         partition = self._context.partition
         if not self._own_holdout and not all(partition.domain.values()):
@@ -150,6 +154,9 @@ class Evaluator:
         if domains is not None and method.kind == "global" and method.predicts_alike and not self._own_holdout:
             # Every client would use the server's model on its own domain, which has just been scored.
             return client_view({client: domains[domain] for client, domain in partition.domain.items()})
+        if global_model is not None and self._uses_servers_model("personal") and not self._engine.scattered:
+            # The model that is saved, which need not be the one that is sent.
+            return client_view(self._client_scores("global", round, lambda _: global_model))
         return client_view(self._client_scores("personal", round, broadcast_to))
 
     def _ensemble_scores(self, round: int, members: Sequence["Member"]) -> dict[str, Score]:
@@ -195,7 +202,7 @@ class Evaluator:
 
     def _uses_servers_model(self, view: View) -> bool:
         """Whether every client would use the server's model, whatever else the message holds."""
-        return self._network_decides and view == "personal" and self._context.method.kind == "global"
+        return self._network_decides and view != "local" and self._context.method.kind == "global"
 
     def _scoring_key(self, view: View, client: str, message: Message, validates: bool) -> _ScoringKey:
         own = validates or self._own_holdout

@@ -80,6 +80,12 @@ class Classifier(nn.Module):
         return torch.cat([self(part) for part in batches(pixels, batch)])
 
 
+def ends_in_ensemble(opened: OpenRun) -> bool:
+    """Whether the clients' models predict together in the end, instead of their mean, and the end was reached."""
+    wanted = bool(opened.run.options.get("ensemble")) or opened.method.ensembles
+    return wanted and opened.done >= opened.run.planned_rounds
+
+
 def _server_members(opened: OpenRun) -> list[_Member]:
     """The server's model, or the clients' models that predict together."""
     context, method, server = opened.context, opened.method, opened.server_state()
@@ -93,8 +99,7 @@ def _server_members(opened: OpenRun) -> list[_Member]:
     down = method.broadcast(server, context.at(opened.done, None))
     # A run is scored at the place of the round that has just ended, with what the next one would send.
     at = replace(context.at(opened.last_round, None), down=down)
-    ensembles = opened.run.options.get("ensemble") or method.ensembles
-    if not ensembles or opened.done < opened.run.planned_rounds:
+    if not ends_in_ensemble(opened):
         return [_Member(_net(context, context.model, weights), at, 1.0)]
     last = opened.run.rounds[-1]
     left_out = {event["client"] for event in last["events"]}

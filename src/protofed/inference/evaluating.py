@@ -18,8 +18,9 @@ from torch import Tensor
 
 from protofed.data import load
 from protofed.data.images import Images
-from protofed.data.pixels import join
+from protofed.data.pixels import Pixels, join
 from protofed.errors import UserError
+from protofed.inference.classifier import Classifier, ends_in_ensemble
 from protofed.runs.opened import GLOBAL, LAST, OpenRun, batches
 from protofed.system import one_thread, write_atomically
 
@@ -84,15 +85,23 @@ def _images(train: Images, test: Images, part: str, numbers: Tensor) -> Images:
 
 
 def _scores(opened: OpenRun, client: str, sets: dict[str, Images]) -> dict[str, Any]:
-    net, at = opened.model_of(client)
     probabilities, truth, accuracies = [], [], {}
     for name, images in sets.items():
-        with torch.no_grad(), net.eval():
-            scores = torch.cat([opened.method.predict(net, opened.normalised(x), at) for x in batches(images.x)])
+        scores = _probabilities(opened, client, images.x)
         accuracies[name] = float((scores.argmax(1) == images.y).double().mean())
         probabilities.append(scores.double().numpy())
         truth.append(images.y.numpy())
     return {**metrics(np.concatenate(probabilities), np.concatenate(truth)), "domains": accuracies}
+
+
+@torch.no_grad()
+def _probabilities(opened: OpenRun, client: str, pixels: Pixels) -> Tensor:
+    """Of the server's model, which may be an ensemble, or of a client's as its training left it."""
+    if client == GLOBAL and ends_in_ensemble(opened):
+        return Classifier(opened.run).probabilities(pixels)
+    net, at = opened.model_of(client)
+    with net.eval():
+        return torch.cat([opened.method.predict(net, opened.normalised(x), at) for x in batches(pixels)])
 
 
 def metrics(probabilities: NDArray[np.float64], y: NDArray[np.int64]) -> dict[str, Any]:

@@ -27,9 +27,12 @@ class ConfFedProto(ExchangesPrototypes):
     readings = (
         "B1: Eq. 2 divides by the count, which shrinks prototypes by the mean confidence; literal (conf_normaliser).",
         "B2: the text aligns raw embeddings, the released code confidence-scaled ones; scaled (align_on).",
+        "B3: whether the confidence is a constant is not said; it is not, as in the released code (conf_detach).",
         "B4: the released code pulls classes without a prototype to zero; left out here (missing_target).",
         "B5: Eq. 5 divides by all clients; the owners of the class only.",
         "B6: the released code ramps lambda with t/T, the paper does not; constant (lambda_ramp).",
+        "B8: the released code collects prototypes in training, with dropout; in a clean pass after it (proto_pass).",
+        "The paper does not say what predicts; the client's own head does (inference).",
         "The released code deals out the official test images, too, when it splits by label; kept apart "
         "(data.merge_test, preset authors).",
     )

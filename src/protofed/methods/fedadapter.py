@@ -4,7 +4,8 @@ Cai, Wu, Wang, Lin, Xu. FedAdapter: Efficient Federated Learning for Modern NLP.
 compares itself with: for residual networks, and without the search for the size of the adapters.
 """
 
-from typing import ClassVar, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -33,11 +34,17 @@ class FrozenBackbone(Method[U]):
     """What the methods of this family have in common: the backbone never moves and never travels."""
 
     trains_backbone = False
+    run_defaults: ClassVar[Mapping[str, Any]] = {"optimizer": "adam", "lr": 1e-3}
     trained: ClassVar[Group]
     """The little that is trained."""
 
     load_global: bool = knob(
         "start a round from the global weights, or keep the own and only be pulled to them", default=True
+    )
+
+    freeze: bool = knob("leave the backbone as it is, or let every client train its own", default=True)
+    freeze_bn: bool = knob(
+        "keep the running statistics of a frozen backbone, or let every client's drift in training", default=True
     )
 
     @property
@@ -53,7 +60,18 @@ class FrozenBackbone(Method[U]):
     @property
     def steps(self) -> tuple[Step, ...]:
         """One step on the part that is not frozen."""
-        return (Step(trains=self.trained),)
+        return (Step(trains=self.trained if self.freeze else everything),)
+
+    @property
+    def freezes_statistics(self) -> bool:
+        """Unless they drift, as in the released code."""
+        return self.freeze_bn
+
+    @property
+    def kind(self) -> Literal["global", "personal", "both"]:
+        """A backbone that moves is each client's own, as it does not travel."""
+        moves = not (self.freeze and self.freeze_bn)
+        return "both" if moves and self.load_global else super().kind
 
     def server_state(self, net: Net, at: At) -> FrozenBackboneServer:
         """The initial model, in two parts."""
@@ -112,12 +130,14 @@ class FedAdapter(WithAdapters[ModelUpload], AveragesShared):
     sends_down = "weights of the adapters and the head"
     readings = (
         "C2: the paper loads the global weights, the released code only pulls towards them; loaded (load_global).",
-        "C3: in the released code the backbone's normalisation drifts; here nothing of the backbone moves.",
+        "C3: the released code trains the backbone, and lets its normalisation drift even where it does not; here "
+        "nothing of the backbone moves (freeze, freeze_bn).",
         "Proximal term: whether it covers the head is not said; it covers all that is sent.",
         "Regulariser: the paper's squared norm; the released code adds up norms that are not squared.",
         "Initial weights: the released code starts adapters at random; here as the identity (adapter_init).",
+        "C7: trained with Adam, as in the released code, at the rate 0.001 unless the user says otherwise.",
     )
-    presets = {"authors": {"load_global": False, "adapter_init": "kaiming"}}
+    presets = {"authors": {"load_global": False, "freeze": False, "freeze_bn": False, "adapter_init": "kaiming"}}
     trained = adapters + head
     separable = True
 

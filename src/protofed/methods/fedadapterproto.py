@@ -41,6 +41,15 @@ class _TrainsPartPrototypes(FrozenBackbone[U]):
     l1: NonNegative = knob("weight of the last layer's connections from prototypes to other classes", default=1e-4)
     mu2: NonNegative = knob("pull of the prototype layer towards the global one", default=0.0)
 
+    start: Literal["patches", "uniform"] = knob(
+        "prototypes start from class means of the clients' patches, sent once, or anywhere in [0, 1]", default="patches"
+    )
+
+    @property
+    def starts_from_means(self) -> bool:
+        """Where everybody takes over the layer from the server."""
+        return self.start == "patches" and self.kind == "global"
+
     @property
     def phi(self) -> Group:
         """What travels of the prototype layer."""
@@ -79,12 +88,17 @@ class FedPrototypical(_TrainsPartPrototypes[ModelUpload], AveragesShared):
         "Chen et al., This Looks Like That: Deep Learning for Interpretable Image Recognition, NeurIPS 2019 "
         "(federated as in FedAdapterProto)"
     )
-    sends_up = "weights of the prototype layer, sample count"
+    sends_up = "weights of the prototype layer, sample count; once class means of patches"
     sends_down = "weights of the prototype layer"
     readings: ClassVar[tuple[str, ...]] = (
         "C2: the paper loads the global weights, the released code only pulls towards them; loaded (load_global).",
-        "C3: in the released code the backbone's normalisation drifts; here nothing of the backbone moves.",
+        "C3: the released code trains the backbone, and lets its normalisation drift even where it does not; here "
+        "nothing of the backbone moves (freeze, freeze_bn).",
         "C6: the last layer has no bias and starts at +1 for the own class, -0.5 for the others.",
+        "Start: drawn from [0, 1], prototypes lie far from every patch, and on pretrained features nothing is learned. "
+        "So clients send class means of their most characteristic patches once before round 1, and prototypes and "
+        "add-on start from them, scaled so that the own class leads by 10 (start).",
+        "C7: trained with Adam at the rate 0.001 unless the user says otherwise; under SGD the last layer diverges.",
         "L1: written on phi, meant for the weights from prototypes to other classes; the latter.",
         "Proximal term: none is mentioned for this baseline; off (mu2).",
     )
@@ -98,7 +112,7 @@ class FedAdapterProto(WithAdapters[_AdapterProtoUpload], _TrainsPartPrototypes[_
         "Mensah, Djoumessi and Berens, Prototype-Guided and Lightweight Adapters for Inherent Interpretation and "
         "Generalisation in Federated Learning, 2025"
     )
-    sends_up = "weights of the adapters and the prototype layer, their weights in the mean"
+    sends_up = "weights of the adapters and the prototype layer, their weights in the mean; once class means of patches"
     sends_down = "weights of the adapters and the prototype layer"
     readings = (
         "C1: the mean is divided by N on top of n_i/n, which shrinks all weights; n_i/n only (adapter_agg, weighting).",
@@ -111,9 +125,12 @@ class FedAdapterProto(WithAdapters[_AdapterProtoUpload], _TrainsPartPrototypes[_
     presets = {
         "authors": {
             "load_global": False,
+            "freeze": False,
+            "freeze_bn": False,
             "adapter_init": "kaiming",
             "adapter_agg": "steps_size",
             "weighting": "uniform",
+            "start": "uniform",
         },
     }
     trained = adapters + prototype_layer

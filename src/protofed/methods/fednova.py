@@ -68,18 +68,20 @@ class FedNova(KeepsServerState[_FedNovaUpload]):
         return {**terms, "proximal": proximal(net.params(), at.start.params, self.mu)} if self.mu else terms
 
     def upload(self, net: Net, data: Samples, at: At) -> tuple[_FedNovaUpload, Record]:
-        """d_i = (theta^t - theta_i) / a_i."""
-        theta_i, a = net.pick(), self.effective_steps(at.taken, at)
+        """d_i = (theta^t - theta_i) / a_i, which is nothing where no step was taken."""
+        theta_i, a = net.pick(), self.effective_steps(at.taken, at) or 1.0
         d = {name: (at.start.params[name] - tensor) / a for name, tensor in theta_i.params.items()}
         term = torch.tensor(self.tau_eff_term(at.taken, at), dtype=torch.float64)
         weight = self.weight(at)
         return _FedNovaUpload(Mean(Weights(d, theta_i.stats), weight), Mean(term, weight)), at.memory
 
     def effective_steps(self, steps: int, at: At) -> float:
-        """a_i: how many steps of length lr a constant unit gradient would have gone; 1 where no step was taken."""
+        """a_i: how many steps of length lr a constant unit gradient would have gone."""
         if at.plan.optimizer == "adam":
-            return max(steps, 1)
-        return max(_counted_steps(steps, at.plan.momentum, at.lr * self.mu), 1.0)
+            return steps
+        if self.persist_optimizer and not self.mu and at.reach is not None:
+            return at.reach / at.lr  # momentum that was kept goes on pushing
+        return _counted_steps(steps, at.plan.momentum, at.lr * self.mu)
 
     def tau_eff_term(self, steps: int, at: At) -> float:
         """What a client adds to tau_eff: a_i, or with a proximal term the plain number of steps, tau_i."""

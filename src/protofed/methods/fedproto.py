@@ -69,6 +69,7 @@ class _PrototypeAlignment(Method[U]):
         "(proto_weighting).",
         "Alignment: the paper compares class means, the released code single samples; samples are compared "
         "(align_reduction).",
+        "Prediction: the paper takes the nearest prototype, the tables of other papers the head; the head (inference).",
     )
     separable = True
     presets = {"cifar10": {"lam": 0.1}}

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from protofed.method import At, Fraction, Method, NonNegative, Notes, Positive, Samples, Terms, knob
+from protofed.method import At, Fraction, Method, NonNegative, Notes, Positive, Samples, Step, Terms, knob
 from protofed.methods.fedproto import ModelAndPrototypes
 from protofed.methods.fpl import SeparatePrototypeUpload
 from protofed.models.net import Net
@@ -31,13 +31,21 @@ class I2PFL(Method[SeparatePrototypeUpload]):
         "A3: Eq. 9 has no batch mean; the mean squared error is taken (apa_reduction).",
         "A4: whether the augmented prototype is a constant is not said; it is (apa_detach).",
         "A7: half of the mixed features are nearer the other class; literal (mixup_fold).",
+        "A5: one MixUp coefficient per batch or per sample is not said; per sample (mixup_scope).",
+        "A6: how the partner of another class is chosen is not said; uniformly in the batch, and a sample without one "
+        "is not mixed (mixup_partner).",
+        "A8: Eq. 8 averages over all images of a client, Algorithm 1 inside a batch; over the batch.",
         "A11: Eq. 3 divides by all clients; by the owners of the class.",
         "Eq. 4: the squared distance inverts a majority of domains instead of balancing it; literal (reweight_power).",
+        "Stability: the contrast multiplies gradients by 1 / tau, and the alignment grows with the square of the "
+        "features, so without batch normalisation one large step can end all learning. The paper, whose "
+        "networks have it, bounds nothing; here the gradient's norm is at most 5 (clip), but in the paper's presets.",
+        "The paper does not say what predicts; the head does.",
     )
     presets = {
-        "digits": {"tau": 0.07, "alpha": 0.4, "lambda_intra": 10.0},
-        "office_caltech10": {"tau": 0.02, "alpha": 0.4, "lambda_intra": 10.0},
-        "pacs": {"tau": 0.04, "alpha": 0.2, "lambda_intra": 2.0},
+        "digits": {"tau": 0.07, "alpha": 0.4, "lambda_intra": 10.0, "clip": 0.0},
+        "office_caltech10": {"tau": 0.02, "alpha": 0.4, "lambda_intra": 10.0, "clip": 0.0},
+        "pacs": {"tau": 0.04, "alpha": 0.2, "lambda_intra": 2.0, "clip": 0.0},
     }
 
     tau: Positive = knob("temperature of the contrast with the generalized prototypes", default=0.07)
@@ -63,6 +71,13 @@ class I2PFL(Method[SeparatePrototypeUpload]):
         "class of the sample that is mixed in", default="different"
     )
     mixup_fold: bool = knob("use max(gamma, 1 - gamma), so that the own sample dominates", default=False)
+
+    clip: NonNegative = knob("largest norm of the gradient of a step; 0: as large as it comes", default=5.0)
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """One step on everything, of bounded length."""
+        return (Step(clip=self.clip or None),)
 
     def server_state(self, net: Net, at: At) -> ModelAndPrototypes:
         """The initial model, no prototype yet."""

@@ -74,5 +74,5 @@ class Moon(FedAvg):
         """The trained model, which becomes the newest of the previous ones."""
         upload, _ = super().upload(net, data, at)
         models = [net.pick(), *at.memory.previous.values()][: self.buffer]
-        seen = torch.cat([torch.ones(1, dtype=torch.bool), at.memory.seen])[: self.buffer]
+        seen = torch.cat([torch.ones_like(at.memory.seen[:1]), at.memory.seen])[: self.buffer]
         return upload, _MoonMemory({str(j): weights for j, weights in enumerate(models)}, seen)

@@ -19,7 +19,7 @@ from protofed.closed_form.tuning import RidgeDown, RidgeServer
 from protofed.errors import UserError
 from protofed.method import At, Plan, Positive, Samples, Step, SumSensitivity, Terms, Whole, knob
 from protofed.methods.protoridge import ProtoRidge
-from protofed.models import everything, head
+from protofed.models import Split, everything, head
 from protofed.models.net import Net
 from protofed.records import ClassTable, Nothing, Record, Sum, Weights
 from protofed.registry import register
@@ -64,6 +64,7 @@ class ProtoTune(ProtoRidge):
     sends_down = "trained weights, head, class means of every domain"
     run_defaults = {"optimizer": "adam", "lr": 3e-4}
     trains_backbone = True
+    trained_stages = "last"
     shares = everything
     steps = (Step(trains=everything - head),)
 
@@ -74,6 +75,13 @@ class ProtoTune(ProtoRidge):
         "what stages are trained on: prototypes of all domains, the computed head, or both", default="prototypes"
     )
     tau: Positive = knob("temperature of both", default=0.1)
+
+    def build(self, base: Split, at: At) -> Split:
+        """With stages to train."""
+        model = super().build(base, at)
+        if not (everything - head).names(model):
+            raise UserError("prototune trains stages before the head; give --train last, or stages=N")
+        return model
 
     def plan(self, plan: Plan) -> Plan:
         """Statistics and training in turn: without each fold of sites, then with all."""

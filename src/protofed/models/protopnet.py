@@ -15,6 +15,7 @@ What a loss or an explanation needs lies between the stages that replace the poo
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,6 +29,7 @@ from protofed.models.groups import Group, part
 from protofed.models.layers import in_full_precision
 from protofed.models.net import Net
 from protofed.models.split import Split
+from protofed.records import ClassTable
 
 SimilarityKind = Literal["linear", "log"]
 
@@ -35,6 +37,10 @@ prototype_layer: Group = part("addon", "prototypes", "last")
 """All that a part-prototype network learns on top of its backbone."""
 
 _EPSILON = 1e-4
+_LEAD, _SEARCH = 10.0, 8
+"""The logit by which the own class leads at the start from patches, and the steps in which its scale is found."""
+_SPREAD = 0.5
+"""How far the prototypes of a class start from one another, in parts of how far classes are."""
 
 
 class PartPrototypes(nn.Module):
@@ -126,6 +132,68 @@ def _last(classes: int, labels: Tensor) -> nn.Linear:
     with torch.no_grad():
         last.weight.copy_(torch.where(own, 1.0, -0.5))
     return last
+
+
+def patch_stage(model: Split) -> str:
+    """The last stage of the backbone, whose patches the add-on layers see."""
+    return model.stage_names[model.stage_names.index("addon") - 1]
+
+
+def patch_channels(model: Split) -> int:
+    """The length of such a patch."""
+    first = model.get_submodule("addon.conv1")
+    assert isinstance(first, nn.Conv2d)
+    return first.in_channels
+
+
+def characteristic_patches(maps: Tensor, y: Tensor, means: ClassTable) -> Tensor:
+    """Of each feature map the patch that points most from the mean of all classes to that of its own, [n, channels]."""
+    centre = means.rows[means.held].mean(0) if means.held.sum() > 1 else torch.zeros_like(means.rows[0])
+    patches = maps.flatten(2)
+    best = torch.einsum("nc,ncp->np", means.rows[y] - centre, patches).argmax(1)
+    return patches[torch.arange(len(y), device=y.device), :, best]
+
+
+@torch.no_grad()
+def start_from_patches(model: Split, rows: Tensor, held: Tensor) -> dict[str, Tensor]:
+    """Weights of an add-on and of prototypes that fit the backbone, from a patch for every class, [C, channels].
+
+    As drawn, the add-on saturates where features are large, and prototypes lie far from every patch. So its input is
+    centred and scaled, and the prototypes of a class start around what it makes of the patch of that class. The scale
+    is such that, with the last layer as it starts, the own class leads by `_LEAD` at these patches.
+    """
+    layer, addon = prototypes_of(model), deepcopy(model.stages()["addon"]).double()
+    first = addon.get_submodule("conv1")
+    assert isinstance(first, nn.Conv2d)
+    assert first.bias is not None
+    wide = rows.double()
+    centre = wide[held].mean(0)
+    drawn = first.weight.clone()
+    apart_before = (wide[held] - centre).square().sum(1).mean().sqrt()
+    if not apart_before > 0:
+        return {}  # a single class, or all alike: nothing to go by
+    scale = 1 / apart_before
+    # Distances grow with the square of the scale as long as the sigmoid is straight, so that a few steps suffice.
+    for _ in range(_SEARCH):
+        first.weight.copy_(scale * drawn)
+        first.bias.copy_(-scale * drawn[:, :, 0, 0] @ centre)
+        means = addon(torch.where(held[:, None], wide, centre)[:, :, None, None])[:, :, 0, 0]
+        apart = torch.cdist(means[held], means[held]).square()
+        lead = 1.5 * layer.per_class * layer.size**2 * apart.sum() / max(1, apart.numel() - len(apart))
+        scale = scale * (_LEAD / lead.clamp(min=1e-12)).sqrt()
+    spread = (means[held] - means[held].mean(0)).square().mean().sqrt()
+    vectors = means[layer.labels][:, :, None, None] + _SPREAD * spread * (2 * layer.vectors.double() - 1)
+    started = {
+        "addon.conv1.weight": first.weight,
+        "addon.conv1.bias": first.bias,
+        "prototypes.vectors": vectors,
+    }
+    return {name: tensor.to(layer.vectors.dtype) for name, tensor in started.items()}
+
+
+def has_prototypes(model: Split) -> bool:
+    """Whether the model decides by part prototypes."""
+    return isinstance(model.stages().get("prototypes"), PartPrototypes)
 
 
 def prototypes_of(model: Split) -> PartPrototypes:

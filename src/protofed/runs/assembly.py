@@ -32,6 +32,7 @@ from protofed.models.freezing import frozen_tensors, parameter_count
 from protofed.records import Each, parse_robust, parts_of
 from protofed.registry import find_method, load_plugin, make_method, preset_settings
 from protofed.runs.network import (
+    PHOTOGRAPH,
     Network,
     build_networks,
     choose_network,
@@ -61,7 +62,7 @@ _DATA_SETTINGS = {
 _FEWEST_TOGETHER = 3
 
 VIEWS = Augment.parse("resized_crop=0.7,flip,jitter=0.1")
-"""What cached views show, unless data.augment says otherwise."""
+"""What photographs go through in training, and what cached views show, unless data.augment says otherwise."""
 
 
 @dataclass(frozen=True)
@@ -82,13 +83,31 @@ class Assembly:
         """What is settled before the first round."""
         return self.prepared.context
 
+    @property
+    def starts_from_means(self) -> bool:
+        """Whether class means are exchanged before round 1: on demand, or for a method where no guard forbids it."""
+        own = self.context.method.starts_from_means and self.context.guard == UNGUARDED
+        return own or self.options.head == "closed-form"
+
+    @property
+    def run_defaults(self) -> dict[str, Any]:
+        """What holds of the options that the method wants, where they are not those of every run."""
+        wanted = type(self.context.method).run_defaults
+        return {name: value for name, value in wanted.items() if getattr(self.options, name) == value}
+
     def description(self) -> dict[str, Any]:
         """Everything resolved, as run.json has it; but for the engine nothing in it depends on when or where."""
         context, options = self.context, self.options
         dataset, partition = context.dataset, context.partition
         return {
             "options": options.model_dump(),
-            "method": {"name": options.method, "kind": context.method.kind, "knobs": asdict(context.method)},
+            "method": {
+                "name": options.method,
+                "kind": context.method.kind,
+                "knobs": asdict(context.method),
+                "run_defaults": self.run_defaults,
+                "starts_from_means": self.starts_from_means,
+            },
             "data": {
                 "name": dataset.name,
                 "source": dataset.source,
@@ -118,14 +137,7 @@ class Assembly:
                     )
                 },
             },
-            "model": {
-                "name": ",".join(self.network.names),
-                "options": options.settings_for("model"),
-                "parameters": [parameter_count(model) for model in context.models],
-                "start": {**self.network.summary(), "reason": self.network.reason or None},
-                "dim": context.model.dim,
-                "weights": None if self.weights is None else self.weights.summary(),
-            },
+            "model": self._model_description(),
             "plan": asdict(context.plan),
             "guard": context.guard.model_dump(),
             **({"privacy": privacy_ledger(self.prepared).planned()} if context.guard.promises else {}),
@@ -139,6 +151,17 @@ class Assembly:
                 "torch": torch.__version__,
                 "numpy": np.__version__,
             },
+        }
+
+    def _model_description(self) -> dict[str, Any]:
+        context = self.context
+        return {
+            "name": ",".join(self.network.names),
+            "options": self.options.settings_for("model"),
+            "parameters": [parameter_count(model) for model in context.models],
+            "start": {**self.network.summary(), "reason": self.network.reason or None},
+            "dim": context.model.dim,
+            "weights": None if self.weights is None else self.weights.summary(),
         }
 
 
@@ -168,7 +191,7 @@ def assemble(options: Options, clients_folder: Path, dataset: Dataset | None = N
     dealt = dealing_of_preset(type(method), options.preset, options.protocol)
     data_settings, own_settings = _data_settings({**dealt, **options.settings_for("data")}, options.data)
     merges_tests = data_settings.pop("merge_test", False)
-    augment = Augment.parse(data_settings.pop("augment", "none"))
+    augment = data_settings.pop("augment", None)
     data_settings.pop("validation", None)  # see _validation
     channels, normalise = data_settings.pop("channels", None), data_settings.pop("normalise", None)
     dataset = dataset or load(
@@ -198,14 +221,30 @@ def assemble(options: Options, clients_folder: Path, dataset: Dataset | None = N
     )
     if method.pools_data:
         partition = partition.pooled()
+    if augment is not None:
+        looks = Augment.parse(augment)
+    else:
+        looks = default_augment(options, network, method, dataset.image_shape)
     if network.views > 1:
-        augment = augment or VIEWS
-    return _assembled(options, network, method, dataset, partition, clients_folder, augment, device)
+        looks = looks or VIEWS
+    return _assembled(options, network, method, dataset, partition, clients_folder, looks, device)
+
+
+def default_augment(options: Options, network: Network, method: Method, shape: ImageShape) -> Augment:
+    """Photographs are augmented where a whole network is trained on them.
+
+    A frozen backbone computes each image once, which augmentation would forbid; views are its way. Digits and icons may
+    be another class when they are mirrored.
+    """
+    if min(shape[1:]) < PHOTOGRAPH or not method.trains_backbone or network.train != "all":
+        return Augment()
+    return VIEWS if any(method.plan(options.training_plan()).epochs) else Augment()
 
 
 def resolved(options: Options, shape: ImageShape) -> Options:
     """The options with the network named that is chosen for images of this shape, for others to take the same."""
-    method = type(_method(options))
+    made = _method(options)
+    method = type(made)
     network = choose_network(options, shape, method)
     chosen: dict[str, Any] = {
         "model": ",".join(network.names),
@@ -215,6 +254,9 @@ def resolved(options: Options, shape: ImageShape) -> Options:
     }
     if method.trains_backbone:
         chosen["train"] = network.train
+    augment = default_augment(options, network, made, shape)
+    if augment and "augment" not in options.settings_for("data"):
+        chosen["set"] = {**options.set, "data.augment": str(augment)}
     return options.model_copy(update=chosen)
 
 
@@ -335,6 +377,7 @@ def _warnings(options: Options, network: Network, prepared: Prepared) -> tuple[s
         *_random_parts(options, network, context),
         *_own_rule(options, context.method),
         *_own_plan(options, context),
+        *_unguarded_start(options, context),
         *_cautions(options, context),
         *_shared_noise(prepared),
         *_beyond_robust(options, prepared.templates),
@@ -394,6 +437,13 @@ def _own_plan(options: Options, context: RunContext) -> list[str]:
         return [f"{options.method} ends after one exchange, in which nothing is trained"]
     epochs = ",".join(map(str, context.plan.epochs))
     return [f"{options.method} follows a plan of its own: {context.plan.rounds} rounds of {epochs} local epochs"]
+
+
+def _unguarded_start(options: Options, context: RunContext) -> list[str]:
+    """A warning where a guard keeps a method from the start it would take."""
+    if not context.method.starts_from_means or context.guard == UNGUARDED:
+        return []
+    return [f"{options.method} would start from class means, which no guard covers yet; it starts at random"]
 
 
 def _cautions(options: Options, context: RunContext) -> list[str]:

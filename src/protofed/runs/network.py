@@ -37,7 +37,8 @@ BACKBONE_FILE = "backbone.safetensors"
 NAMED_STARTS = ("imagenet", "none")
 """Weights to start from that are no file, so that everybody has them."""
 
-_PHOTOGRAPH = 48
+PHOTOGRAPH = 48
+"""Images of this side and more are taken for photographs."""
 _FULL_SIDE, _REDUCED_SIDE, _LARGE = 224, 128, 96
 _STRIDE = 32
 _DEFAULT_VIEWS = 2
@@ -79,10 +80,10 @@ def network_of(config: Mapping[str, Any]) -> Network:
 def choose_network(options: Options, shape: ImageShape, method: type[Method]) -> Network:
     """The user's choice, completed by defaults that fit the images."""
     side = min(shape[1:])
-    names = (options.model or (PRETRAINED_NETWORK if side >= _PHOTOGRAPH else SMALL_NETWORK)).split(",")
+    names = (options.model or (PRETRAINED_NETWORK if side >= PHOTOGRAPH else SMALL_NETWORK)).split(",")
     weights = _choose_weights(options, names)
     pretrained = weights == "imagenet"
-    train = options.train or ("head" if pretrained and method.trains_backbone else "all")
+    train = options.train or (method.trained_stages if pretrained and method.trains_backbone else "all")
     size = options.image_size
     if size is None and pretrained:
         size = _side_for(side)
@@ -158,6 +159,8 @@ def build_networks(
 
 def freeze_untouched(model: Split, method: Method) -> Split:
     """Stages of a pretrained network that a method neither trains nor sends are the same for all clients."""
+    if not method.freezes_statistics:
+        return model
     touched = method.shares.names(model).union(*(step.trains.names(model) for step in method.steps))
     untouched = tuple(
         name for name, stage in model.stages().items() if not any(f"{name}.{key}" in touched for key in tensors(stage))

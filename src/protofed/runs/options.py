@@ -1,6 +1,8 @@
 """The options of a run: one definition for the command line, for Python and for run.json."""
 
+import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,9 +14,13 @@ from protofed.errors import UserError, unknown_name
 from protofed.method import Plan, epochs_in
 from protofed.models import LAYOUTS
 from protofed.models.freezing import TRAIN
+from protofed.registry import find_method, load_plugin
 from protofed.settings import settings_below
 
 WholeNumber = Annotated[int, Field(ge=1)]
+
+PLANNED = frozenset({"batch", "optimizer", "lr", "momentum", "weight_decay", "schedule"})
+"""Options that a method may have a say in, by its `run_defaults`."""
 
 _NAMES = {"engine": ENGINES, "layout": LAYOUTS, "frozen": FROZEN}
 """Options that take one of these names."""
@@ -63,11 +69,14 @@ class Options(BaseModel):
     ensemble: bool = Field(False, description="do not average the last exchange: the clients' models predict together")
     batch: WholeNumber = Field(32, description="batch size")
     participation: float = Field(1.0, gt=0, le=1, description="part of the clients that train in a round")
-    optimizer: Literal["sgd", "adam"] = Field("sgd", description="local optimiser")
-    lr: float = Field(0.01, gt=0, description="local learning rate")
+    optimizer: Literal["sgd", "adam"] = Field("sgd", description="local optimiser, unless the method wants another")
+    lr: float = Field(0.01, gt=0, description="local learning rate, unless the method wants another")
     momentum: float = Field(0.9, ge=0, lt=1, description="momentum of sgd")
     weight_decay: float = Field(1e-5, ge=0, description="weight decay")
-    schedule: Literal["none", "cosine"] = Field("none", description="learning rate over the rounds")
+    schedule: str = Field(
+        "none",
+        description="learning rate over the rounds: none | cosine | cosine=N, which would reach 0 after N rounds",
+    )
     stop_when_flat: WholeNumber | None = Field(
         None, description="stop when validation accuracy, else training loss, has not become better for N rounds"
     )
@@ -119,6 +128,13 @@ class Options(BaseModel):
     def _rounds_listed(cls, value: str | None) -> str | None:
         if value is not None and not all(part.strip().isdecimal() for part in value.split(",")):
             raise ValueError("give the rounds after which to keep the state, for example 0,5,20")
+        return value
+
+    @field_validator("schedule")
+    @classmethod
+    def _known_schedule(cls, value: str) -> str:
+        if not re.fullmatch(r"none|cosine(=[1-9]\d*)?", value):
+            raise ValueError("it is none, cosine, or cosine=N, for example cosine=200")
         return value
 
     @field_validator(
@@ -181,16 +197,39 @@ class Options(BaseModel):
 
 
 def make_options(given: Mapping[str, Any]) -> Options:
-    """Options from what the user gave; a mistake is a UserError that names the option."""
+    """Options from what the user gave, completed by what the method wants where the user is silent.
+
+    A mistake is a UserError that names the option.
+    """
     for name in given:
         if name not in Options.model_fields:
             raise unknown_name("option", name, Options.model_fields)
     try:
-        return Options(**given)
+        options = Options(**given)
+        wanted = _wanted_by_method(options, given)
+        return options.model_copy(update=wanted) if wanted else options
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0])
         raise UserError(f"{name}={given[name]} is not valid: {_in_words(first)}") from None
+
+
+def _wanted_by_method(options: Options, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What the method's `run_defaults` name and the user does not.
+
+    A rate is made for an optimiser, so that it is not taken for another one. A method that does not exist is refused
+    when it is made.
+    """
+    if given.keys() >= PLANNED:
+        return {}
+    with suppress(UserError):
+        for plugin in options.plugin:
+            load_plugin(plugin)
+        wanted = find_method(options.method).run_defaults
+        optimizer = wanted.get("optimizer", options.optimizer)
+        fits = "optimizer" not in given or options.optimizer == optimizer
+        return {name: value for name, value in wanted.items() if name not in given and (fits or name != "lr")}
+    return {}
 
 
 def _in_words(problem: Any) -> str:

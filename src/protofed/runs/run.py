@@ -114,7 +114,7 @@ def carry_out(
             options.ensemble or context.method.ensembles,
             options.keep_messages,
             min_clients,
-            options.head == "closed-form",
+            assembly.starts_from_means,
             options.snapshots(),
             options.stop_when_flat,
         )

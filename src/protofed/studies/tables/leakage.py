@@ -2,12 +2,17 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from statistics import mean
 from typing import Any
 
 from protofed.audit.audit import audit
+from protofed.audit.decoder import Effort
 from protofed.errors import UserError
 from protofed.runs.opened import Run
+
+STEPS = Effort.steps
+"""Effort of the attack behind a table."""
 
 FIGURES = {"FID": "fid", "max SSIM": "ssim_max", "min L2": "rms_min", "mean SSIM": "ssim", "mean L2": "rms"}
 """Columns of a table of leakage, the paper's and ours, and the figures of an audit that they are."""
@@ -28,15 +33,23 @@ def leakage(runs: Sequence[Run]) -> dict[str, Any] | None:
 
 
 def _read_or_audit(run: Run) -> dict[str, Any]:
-    """The audit in the run's folder, or one made now."""
-    stored = run.path / "audit" / "audit.json"
-    if stored.is_file():
-        try:
-            content: dict[str, Any] = json.loads(stored.read_bytes())
-        except ValueError:
-            raise UserError(f"{stored} is damaged; remove it to audit the run again") from None
-        return content
-    return audit(run.path)
+    """The audit in the run's folder, or one made now; one with other effort than a table takes is let stand."""
+    folders = (run.path / "audit", run.path / "audit" / "table")
+    for folder in folders:
+        stored = _read(folder / "audit.json")
+        if stored is not None and stored["attack"]["steps"] == STEPS:
+            return stored
+    return audit(run.path, steps=STEPS, out=next(folder for folder in folders if not folder.exists()))
+
+
+def _read(stored: Path) -> dict[str, Any] | None:
+    if not stored.is_file():
+        return None
+    try:
+        content: dict[str, Any] = json.loads(stored.read_bytes())
+    except ValueError:
+        raise UserError(f"{stored} is damaged; remove it to audit the run again") from None
+    return content
 
 
 def _embeddings_audit(content: Mapping[str, Any]) -> dict[str, Any]:

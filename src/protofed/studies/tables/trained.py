@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from protofed.registry import find_method
+from protofed.registry import find_method, knobs
 from protofed.runs.opened import Run
 from protofed.studies.compare import compare
 from protofed.studies.comparison import mean_bytes
@@ -98,6 +98,14 @@ class TrainedTable:
         named = preset.suite.data[dataset].preset
         if named is not None and any(named in find_method(row.method).presets for row in self._rows):
             options.setdefault("preset", named)
+        # A suite speaks to all methods of its tables; what the chosen rows do not know is not for them.
+        known = {knob.name for row in self._rows for knob in knobs(find_method(row.method))}
+        users = self._overrides.get("set", {})
+        options["set"] = {
+            key: value
+            for key, value in options["set"].items()
+            if key in users or key in known or key.startswith(("model.", "data."))
+        }
         titles = [row.title for row in self._rows]
         result = compare(
             {row.title: {"method": row.method, "set": row.set, **row.options} for row in self._rows},
