@@ -30,6 +30,7 @@ from protofed.federation.engine import Engine, in_order
 from protofed.federation.evaluation import Evaluator, Member
 from protofed.federation.folder import RunFolder
 from protofed.guards import UNGUARDED, PrivacyLedger, SecureTally
+from protofed.metrics import ACCURACY
 from protofed.records import Bytes, Message, Record, Sums, Tally, Weights, adds_up, decode, encode
 from protofed.seeding import generator
 from protofed.system import write_atomically
@@ -58,6 +59,8 @@ class RoundPolicy:
     """Before the first round the head is made of the clients' class means."""
     snapshots: frozenset[int] = frozenset()
     """After how many rounds a snapshot of all states is kept; 0: before the first."""
+    metric: str = ACCURACY
+    """What models are judged by on validation data."""
 
     def participants_of(self, clients: int) -> int:
         """How many of the clients train in a round."""
@@ -337,8 +340,14 @@ class Federation:
             Member(client, share, encode(GlobalModel(members[client], newcomer), client))
             for client, share in self._ensemble_shares(round, list(members)).items()
         ]
-        accuracy = self.evaluator.evaluate(round, package, encoder.message_to, ensemble, self._policy.evaluate_local)
-        return accuracy, self.evaluator.validate(round, encoder.message_to)
+        # What is predicted for single images does not leave the sites of a deployment.
+        keep = last and not self._engine.scattered
+        accuracy = self.evaluator.evaluate(
+            round, package, encoder.message_to, ensemble, self._policy.evaluate_local, keep
+        )
+        if (predictions := self.evaluator.predictions()) is not None:
+            self.folder.keep_predictions(predictions.encoded())
+        return accuracy, self.evaluator.validate(round, encoder.message_to, self._policy.metric)
 
     def _ensemble_shares(self, round: int, members: list[str]) -> dict[str, float]:
         """How much each member counts, as the method says; they sum to 1."""

@@ -12,7 +12,8 @@ from protofed.engines.loop import LoopEngine
 from protofed.errors import UserError, unknown_name
 from protofed.federation import Federation, RoundPolicy, RunFolder
 from protofed.records import Record
-from protofed.runs.opened import OpenRun
+from protofed.runs.metrics import run_metrics
+from protofed.runs.opened import OpenRun, Run
 from protofed.system import one_thread
 
 FORGOTTEN = "forgotten.json"
@@ -127,7 +128,10 @@ def _write(host: OpenRun, target: RunFolder, client: str, server: Record, left: 
     line = {**last, "participants": list(left), "accuracy": accuracy, "events": [*last["events"], event]}
     assert not earlier, "what is a sum was exchanged once"
     target.commit_round(host.last_round, line, server, list(left))
-    target.write_json("summary.json", {**host.run.summary, "accuracy": accuracy, "accuracy_final": accuracy})
+    summary = {name: value for name, value in host.run.summary.items() if name != "metrics"}
+    metrics = run_metrics(Run(target.path))
+    again = {"accuracy": accuracy, "accuracy_final": accuracy, **({} if metrics is None else {"metrics": metrics})}
+    target.write_json("summary.json", {**summary, **again})
     before, after = (sha256((place / _MODEL).read_bytes()).hexdigest() for place in (source, target.path))
     result = ForgetResult(client, host.context.sizes[client], before, after, left, accuracy)
     known = json.loads((source / FORGOTTEN).read_text())["forgotten"] if (source / FORGOTTEN).exists() else []

@@ -7,6 +7,7 @@ from protofed.metrics.catalog import (
     Metric,
     are_grades,
     find_metric,
+    main_metric,
     metrics_for,
     refuse_unsuited,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "confusion_matrix",
     "draws_of",
     "find_metric",
+    "main_metric",
     "mcnemar_p",
     "metrics_for",
     "paired_delong",

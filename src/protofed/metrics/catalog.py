@@ -87,6 +87,15 @@ def metrics_for(classes: Sequence[str], chosen: str = ACCURACY) -> list[Metric]:
     ]
 
 
+def main_metric(classes: Sequence[str], chosen: str = ACCURACY) -> Metric:
+    """What is told first: the metric that was chosen, or instead of accuracy what such data is usually judged by."""
+    if chosen != ACCURACY:
+        return find_metric(chosen)
+    if len(classes) == 2:
+        return METRICS["auc"]
+    return METRICS["quadratic_kappa" if are_grades(classes) else ACCURACY]
+
+
 def are_grades(classes: Sequence[str]) -> bool:
     """Whether classes are grades in their order: three to seven numbers that follow each other, or a known scale."""
     if not _FEWEST_GRADES <= len(classes) <= _MOST_GRADES:

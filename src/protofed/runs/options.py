@@ -10,13 +10,14 @@ from protofed.clients import FROZEN
 from protofed.engines import ENGINES
 from protofed.errors import UserError, unknown_name
 from protofed.method import Plan, epochs_in
+from protofed.metrics import ACCURACY, CHOICES
 from protofed.models import LAYOUTS
 from protofed.models.freezing import TRAIN
 from protofed.settings import settings_below
 
 WholeNumber = Annotated[int, Field(ge=1)]
 
-_NAMES = {"engine": ENGINES, "layout": LAYOUTS, "frozen": FROZEN}
+_NAMES = {"engine": ENGINES, "layout": LAYOUTS, "frozen": FROZEN, "metric": CHOICES}
 """Options that take one of these names."""
 
 
@@ -86,6 +87,9 @@ class Options(BaseModel):
     layout: str = Field("auto", description=" | ".join(LAYOUTS) + ": how kernels lie in memory")
     frozen: str = Field(
         "auto", description=" | ".join(FROZEN) + ": whether what is not trained is computed once for each sample"
+    )
+    metric: str = Field(
+        ACCURACY, description=" | ".join(CHOICES) + ": what validation, comparisons and headlines go by"
     )
     seed: int = Field(0, description="the seed of everything random")
     evaluate_every: WholeNumber = Field(1, description="evaluate after every N rounds, and after the last")

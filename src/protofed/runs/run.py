@@ -11,6 +11,7 @@ from protofed.errors import UserError
 from protofed.federation import Engine, Federation, RoundPolicy, RunFolder
 from protofed.runs.assembly import Assembly, ClientSideRecipe, assemble
 from protofed.runs.estimate import estimate_seconds, refuse_if_too_large
+from protofed.runs.metrics import run_metrics
 from protofed.runs.network import keep_backbone
 from protofed.runs.opened import Run
 from protofed.runs.options import Options, make_options
@@ -111,6 +112,7 @@ def carry_out(
             min_clients,
             options.head == "closed-form",
             options.snapshots(),
+            options.metric,
         )
         federation = Federation(assembly.prepared, engine, folder, policy)
         if resume:
@@ -122,6 +124,8 @@ def carry_out(
                 "run.json", {**assembly.description(), "personal_test": federation.evaluator.personal_test}
             )
         tell(callbacks, "run_start", result, federation.rounds_done)
+        if engine.scattered:
+            log.warning("what is predicted for single images stays at the sites: this run is judged by accuracy alone")
         for record in rounds(federation):
             tell(callbacks, "round_end", result, record)
         projection = federation.project() if options.project else None
@@ -129,7 +133,11 @@ def carry_out(
         engine.close()
     federation.write_results(folder.path)
     summary = summarise_run(assembly, folder.rounds(), time.perf_counter() - start)
-    beside = {"privacy": federation.privacy(context.plan.rounds), "projection": projection}
+    beside = {
+        "metrics": run_metrics(result),
+        "privacy": federation.privacy(context.plan.rounds),
+        "projection": projection,
+    }
     folder.write_json("summary.json", {**summary, **{key: value for key, value in beside.items() if value is not None}})
     tell(callbacks, "run_end", result)
     return result
