@@ -67,8 +67,8 @@ def serve(
         raise UserError("--ensemble needs all test images in one place; leave it out in a deployment")
     if options.metric != ACCURACY:
         raise UserError(
-            f"--metric {options.metric} needs what is predicted for single images, which stays at the sites; each finds "
-            "all metrics of its own test images in its report.json"
+            f"--metric {options.metric} needs what is predicted for single images, which stays at the sites; each "
+            "finds all metrics of its own test images in its report.json"
         )
     accepted = AcceptedRounds(out / "clients")
     folder = RunFolder(out, accepted)

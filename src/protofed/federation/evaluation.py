@@ -175,7 +175,7 @@ class Evaluator:
         domains = self._context.dataset.domains
         jobs = [(Predict(round, name, member.client), member.model) for name in domains for member in members]
         predicted = self._perform(jobs, Predicted)
-        scores = {}
+        scores: dict[str, Score] = {}
         for name, domain in domains.items():
             mean = sum(
                 member.weight * predicted[Predict(round, name, member.client)].probabilities for member in members

@@ -32,6 +32,11 @@ class Metric:
     """Needs classes that are in an order."""
     higher_is_better: bool = True
 
+    @property
+    def heading(self) -> str:
+        """The title where it stands first."""
+        return self.title[0].upper() + self.title[1:]
+
     def of(self, predicted: PredictedSet) -> float | None:
         """Its value; None where it is not defined, as without images of a class that it needs."""
         if not len(predicted) or not np.isfinite(predicted.probabilities).all():

@@ -5,7 +5,7 @@ Every method has its test sets by name, and of each one prediction for every see
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import erfc, sqrt
 from statistics import NormalDist
 from typing import NamedTuple, TypedDict
@@ -19,6 +19,8 @@ from protofed.metrics.predictions import PredictedSet
 
 Panel = Mapping[str, Sequence[PredictedSet]]
 """The predictions of a method: per test set one for every seed."""
+
+Draw = Callable[[PredictedSet, Sequence[Metric], int], Mapping[str, Figures]]
 
 _SAME = 1e-12
 """Variances and differences below this are rounding."""
@@ -42,15 +44,24 @@ class _Pair(NamedTuple):
     """Of the mean over all pairs."""
 
 
-def compare_on_images(metric: Metric, own: Panel, baseline: Panel) -> PairedOnImages | None:
-    """The difference of the means over test sets and seeds; None where the images are not the same."""
+def compare_on_images(metric: Metric, own: Panel, baseline: Panel, draws: Draw = draws_of) -> PairedOnImages | None:
+    """The difference of the means over test sets and seeds; None where the images are not the same.
+
+    `draws` gives figures on resampled images.
+    """
     pairs = _pairs(metric, own, baseline)
     if not pairs:
         return None
     difference = sum(pair.share * (_value(metric, pair.own) - _value(metric, pair.other)) for pair in pairs)
     seen = {image for pair in pairs for image in pair.own.samples.tolist()}
     seeds = len(next(iter(own.values())))
-    interval, p, name = _tested(metric, pairs, difference, sum(len(pair.own) for pair in pairs) == len(seen))
+    once = sum(len(pair.own) for pair in pairs) == len(seen)
+    resamples = resamples_for(predictions[0] for predictions in own.values())
+
+    def draw(predicted: PredictedSet) -> Figures:
+        return draws(predicted, [metric], resamples)[metric.name]
+
+    interval, p, name = _tested(metric, pairs, difference, once, draw)
     return {
         "difference": difference,
         "interval": interval,
@@ -92,7 +103,7 @@ def paired_delong(pairs: Sequence[tuple[PredictedSet, PredictedSet, float]]) -> 
 
 
 def _tested(
-    metric: Metric, pairs: Sequence[_Pair], difference: float, once: bool
+    metric: Metric, pairs: Sequence[_Pair], difference: float, once: bool, draw: Callable[[PredictedSet], Figures]
 ) -> tuple[list[float] | None, float | None, str]:
     """Interval, p-value and the name of the test; `once`: every image occurs once."""
     if metric.name == "auc" and pairs[0].own.classes == 2:
@@ -101,7 +112,8 @@ def _tested(
             return None, None, "DeLong"
         reach = NormalDist().inv_cdf(0.975) * sqrt(variance)
         return [difference - reach, difference + reach], _normal_p(difference, variance), "DeLong"
-    draws = _draws(metric, pairs)
+    # Both models of a pair see the same resamples.
+    draws = average_draws([draw(pair.own) - draw(pair.other) for pair in pairs])
     interval = percentile_interval(draws)
     if metric.name == ACCURACY and once:
         return interval, _mcnemar(pairs), "exact McNemar"
@@ -154,17 +166,6 @@ def _mcnemar(pairs: Sequence[_Pair]) -> float:
         first += int((right & ~right_there).sum())
         second += int((~right & right_there).sum())
     return mcnemar_p(first, second)
-
-
-def _draws(metric: Metric, pairs: Sequence[_Pair]) -> Figures:
-    """The mean difference on every resample; both models of a pair see the same one."""
-    resamples = resamples_for(pair.own for pair in pairs)
-    return average_draws(
-        [
-            draws_of(own, [metric], resamples)[metric.name] - draws_of(other, [metric], resamples)[metric.name]
-            for own, other, _ in pairs
-        ]
-    )
 
 
 def _bootstrap_p(draws: Figures) -> float | None:

@@ -49,6 +49,12 @@ class PredictedSet:
         return blake2b(self.samples.tobytes() + self.labels.tobytes(), digest_size=16).hexdigest()
 
     @cached_property
+    def content(self) -> str:
+        """Names the images and what is predicted for them."""
+        held = np.ascontiguousarray(self.probabilities).tobytes()
+        return blake2b(self.images.encode() + held, digest_size=16).hexdigest()
+
+    @cached_property
     def in_order(self) -> "PredictedSet":
         """The same with the images in the order of their numbers."""
         order = np.argsort(self.samples, kind="stable")

@@ -2,9 +2,10 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict
 
 from protofed.errors import UserError
+from protofed.metrics import PairedOnImages
 from protofed.studies.statistics import PairedTest, PartialSpread, Spread
 
 if TYPE_CHECKING:
@@ -40,6 +41,31 @@ class AccuracyOverSeeds(TypedDict):
     worst_client: WorstSpread | None
 
 
+class ImageInterval(Spread):
+    """A figure over seeds, and its 95 % interval over test images."""
+
+    interval: list[float] | None
+
+
+class ImageTest(PairedOnImages):
+    """A paired test on test images, its p-value corrected for the number of methods."""
+
+    p_holm: float | None
+
+
+class MetricOverSeeds(TypedDict):
+    """One method in one view, by the chosen metric."""
+
+    average: ImageInterval
+    parts: dict[str, ImageInterval]
+    worst: WorstSpread
+    gap: Spread
+    """Between the best and the worst part."""
+    test: PairedTest | None
+    """Over seeds."""
+    test_on_images: ImageTest | None
+
+
 class ComparedView(AccuracyOverSeeds):
     """The same with its test against the baseline, and how the runs converged."""
 
@@ -62,6 +88,7 @@ ComparedMethod = TypedDict(
         "paper": dict[str, Any] | None,
         "seeds": list[int],
         "runs": list[str],
+        "by_metric": NotRequired[dict[str, MetricOverSeeds | None]],
     },
 )
 """A method of a comparison; figures are None before its first run is complete."""
@@ -93,6 +120,8 @@ class ComparisonConditions(TypedDict):
     """Under what conditions methods are compared."""
 
     baseline: str
+    metric: NotRequired[str]
+    """What `by_metric` of the methods is about."""
     seeds: list[int]
     options: dict[str, Any]
     settings: dict[str, str]
