@@ -1,6 +1,8 @@
 """The result in words."""
 
+from protofed.metrics import ACCURACY
 from protofed.report.content import MethodGroup, ReportContent, ScoreView
+from protofed.report.metric_wording import metric_sentences
 from protofed.text import duration, percent, size
 
 _CHANCE = 0.05
@@ -23,9 +25,14 @@ def view_title(view: ScoreView) -> str:
 
 def _of_group(content: ReportContent, group: MethodGroup) -> list[str]:
     where = f"{group.title}: " if len(content.groups) > 1 else ""
+    by_metric = metric_sentences(group)
     if len(group.methods) == 1:
-        return [where + sentence for sentence in _alone(group)]
-    return [where + sentence for view in group.views for sentence in _compared(group, view)] + _cheapest(group)
+        own = _alone(group)
+        # What was chosen goes first; what two classes hide behind their accuracy goes after it.
+        own = [*by_metric, *own] if group.metric != ACCURACY else [*own[:1], *by_metric, *own[1:]]
+        return [where + sentence for sentence in own]
+    compared = [*by_metric, *(sentence for view in group.views for sentence in _compared(group, view))]
+    return [where + sentence for sentence in compared] + _cheapest(group)
 
 
 def _alone(group: MethodGroup) -> list[str]:

@@ -21,7 +21,7 @@ from protofed.metrics.measures import Figures
 from protofed.runs.opened import Run
 from protofed.studies.schema import ImageInterval, ImageTest, MetricOverSeeds
 from protofed.studies.statistics import PairedTest, holm, paired_tests, spread
-from protofed.text import Table, interval, percent
+from protofed.text import Table, percent
 
 Seeds = Mapping[int, Mapping[str, PredictedSet]]
 """Of one method in one view: per seed its test sets by name."""
@@ -160,7 +160,8 @@ def metric_table(methods: Mapping[str, MetricOverSeeds], metric: Metric, view: s
 def _with_interval(figure: ImageInterval | None) -> str:
     if figure is None:
         return "-"
-    return percent(figure["mean"]) + ("" if figure["interval"] is None else f" ({interval(figure['interval'])})")
+    bounds = figure["interval"]
+    return percent(figure["mean"]) + ("" if bounds is None else f" [{100 * bounds[0]:.1f}, {100 * bounds[1]:.1f}]")
 
 
 def _test_cells(scores: MetricOverSeeds) -> tuple[str, str, str]:
