@@ -73,4 +73,4 @@ def test_large_test_sets_are_resampled_less() -> None:
             return 50_000
 
     assert resamples_for([binary(100)]) == 1000
-    assert resamples_for([Large()]) == 200
+    assert resamples_for([Large()]) == 100

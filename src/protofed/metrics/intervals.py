@@ -15,9 +15,9 @@ from protofed.metrics.measures import Figures, WeightedImages
 from protofed.metrics.predictions import Labels, PredictedSet
 from protofed.seeding import numpy_generator
 
-_MOST_RESAMPLES, _FEWEST_RESAMPLES = 1000, 200
-_WORK = 4e7
-"""Images x classes x resamples that take about a second."""
+_MOST_RESAMPLES, _FEWEST_RESAMPLES = 1000, 100
+_WORK = 1e7
+"""Images x classes x resamples that take a fraction of a second."""
 _AT_ONCE = 2**21
 """Numbers in a piece of the table of weights."""
 

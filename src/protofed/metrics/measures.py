@@ -112,7 +112,7 @@ def macro_f1(images: WeightedImages) -> Figures:
 def auc(images: WeightedImages) -> Figures:
     """Area under the ROC curve; of more than two classes its mean over each against the rest."""
     classes = [1] if images.classes == 2 else range(images.classes)
-    return np.asarray(np.mean([_area(*images.above(k)) for k in classes], axis=0))
+    return np.asarray(np.mean([_area(images, k) for k in classes], axis=0))
 
 
 def sensitivity(images: WeightedImages) -> Figures:
@@ -172,10 +172,19 @@ def bin_of(claimed: Figures) -> NDArray[np.intp]:
     return np.clip((claimed * BINS).astype(np.intp), 0, BINS - 1)
 
 
-def _area(found: Figures, wrong: Figures) -> Figures:
-    """Under the ROC curve, by trapezoids: ties count half."""
-    area = (np.diff(wrong, axis=1) * (found[:, 1:] + found[:, :-1])).sum(1) / 2
-    return _ratio(area, found[:, -1] * wrong[:, -1])
+def _area(images: WeightedImages, k: int) -> Figures:
+    """The part of all pairs of an image of class k and another that the first one wins; ties count half."""
+    score, of_class = images.probabilities[:, k], images.labels == k
+    others = np.flatnonzero(~of_class)[np.argsort(score[~of_class], kind="stable")]
+    # How many others there are up to each place in their order of score.
+    beaten = np.zeros((len(images.weights), len(others) + 1))
+    np.cumsum(images.weights.take(others, axis=1), axis=1, out=beaten[:, 1:])
+    below, upto = (np.searchsorted(score[others], score[of_class], side) for side in ("left", "right"))
+    own = images.weights[:, of_class]
+    won = beaten.take(below, axis=1)
+    if (upto != below).any():
+        won = (won + beaten.take(upto, axis=1)) / 2
+    return _ratio(np.einsum("bi,bi->b", own, won), own.sum(1) * beaten[:, -1])
 
 
 def _best(values: Figures, allowed: NDArray[np.bool_]) -> Figures:
