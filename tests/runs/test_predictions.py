@@ -13,6 +13,7 @@ from protofed.cli import main
 from protofed.errors import UserError
 from protofed.federation import Federation
 from protofed.federation import evaluation as evaluation_module
+from protofed.runs import metrics as metrics_module
 from protofed.runs.opened import OpenRun, Run
 from protofed.testing import toy_data
 
@@ -191,3 +192,25 @@ def test_a_run_that_has_kept_none(tiny_run: Any) -> None:
     (run.path / "summary.json").write_text(json.dumps(summary))
     assert run.predictions() is None
     assert main(["report", str(run.path)]) == 0
+
+
+def test_very_many_clients_are_judged_together(tiny_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_module, "_MOST_PARTS", 2)
+    run = tiny_run("fedproto", protocol="dirichlet=0.5,clients=4")
+    whole = run.summary["metrics"]["personal"]
+    parts = predictions_of(run).views["personal"].values()
+    right = sum(int((own.probabilities.argmax(1) == own.labels).sum()) for own in parts)
+    assert list(whole) == ["pooled"]
+    assert whole["pooled"]["accuracy"]["value"] == pytest.approx(right / sum(map(len, parts)))
+    assert main(["report", str(run.path)]) == 0
+
+
+def test_what_a_person_sees(two_classes: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["run", "fedavg", "--data", two_classes, "--model", "mlp", "--rounds", "2", "--lr", "0.003"]
+    assert main([*words, "--engine", "loop", "--out", str(tmp_path / "shown")]) == 0
+    said = capsys.readouterr().out
+    metrics = Run(tmp_path / "shown").summary["metrics"]
+    low, high = metrics["global"]["average"]["auc"]["interval"]
+    assert "'class1' is positive" in said
+    assert f"{100 * low:.2f} to {100 * high:.2f}" in said
+    assert f"AUC is lowest on {metrics['fairness']['global']['auc']['worst_part']}" in said

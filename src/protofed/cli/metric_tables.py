@@ -51,6 +51,20 @@ def metric_table(title: str, parts: Mapping[str, Any], classes: Sequence[str], c
     return Table(title, ["test images", main.title, "95 % interval", *(metric.title for metric in beside)], rows)
 
 
+def fairness_lines(run: Run) -> list[str]:
+    """Where the main metric is lowest, and how far that is from the best."""
+    metrics = run.summary.get("metrics")
+    if metrics is None or not run_tables(run):
+        return []
+    main = main_metric(run.config["data"]["classes"], metrics["metric"])
+    view = "global" if metrics["global"] is not None else "personal"
+    entry = metrics["fairness"].get(view, {}).get(main.name)
+    if entry is None or not entry["gap"]:
+        return []
+    worst, gap = percent(entry["worst"]), f"{100 * entry['gap']:.2f}"
+    return [f"{main.title} is lowest on {entry['worst_part']}, with {worst} %, {gap} points below the best"]
+
+
 def confusion_table(title: str, confusion: Sequence[Sequence[int]], classes: Sequence[str]) -> Table:
     """Rows: truth, columns: prediction."""
     rows = [[name, *map(str, row)] for name, row in zip(classes, confusion, strict=True)]

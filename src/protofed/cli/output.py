@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table as RichTable
 
-from protofed.cli.metric_tables import run_tables
+from protofed.cli.metric_tables import fairness_lines, run_tables
 from protofed.runs import Run
 from protofed.studies.schedule import Failure
 from protofed.text import Table, duration
@@ -140,6 +140,8 @@ def show_summary(run: Run) -> None:
         show_table(Table(title, ["client", "accuracy"], rows))
     for table in run_tables(run):
         show_table(table)
+    for line in fairness_lines(run):
+        console().print(line)
     total = {way: size(summary["bytes"][way]["total"]) for way in ("up", "down")}
     console().print(
         f"{summary['rounds']} rounds in {summary['seconds']['total']:.1f} s, sent {total['up']} up and "

@@ -49,7 +49,8 @@ def _found(group: MethodGroup) -> list[str]:
     metrics = runs[0].summary.get("metrics") if runs else None
     if metrics is None or metrics["positive"] is None:
         return []
-    average = next(metrics[view]["average"] for view in ("global", "personal") if metrics[view] is not None)
+    views = [metrics[view] for view in ("global", "personal") if metrics[view] is not None]
+    average = views[0].get("average") or views[0]["pooled"]
     values = [average[name]["value"] for name in ("sensitivity", "specificity")]
     if None in (*values, average["auc"]["value"]):
         return []

@@ -139,7 +139,9 @@ def _all_metrics(name: str, judged: _Judged, view: str) -> Html:
     main = main_metric(judged.kept.classes, judged.metrics["metric"])
     others = [metric for metric in metrics_for(judged.kept.classes, judged.metrics["metric"]) if metric != main]
     names = [part for part in scores if part != "pooled"]
-    listed = {part: scores[part] for part in (names if len(names) <= _MOST_PARTS + 1 else ["average"])}
+    if not names or len(names) > _MOST_PARTS + 1:
+        names = [part for part in ("average", "pooled") if part in scores]
+    listed = {part: scores[part] for part in names}
     rows = [
         [
             metric.title,

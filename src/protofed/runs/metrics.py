@@ -25,7 +25,7 @@ from protofed.metrics.predictions import Labels, Probabilities
 from protofed.runs.opened import Run
 
 _MOST_PARTS = 100
-"""Above this many clients only their average, the worst and the gap are written, as with accuracy."""
+"""Above this many clients only the figures of all their images together are written."""
 _MOST_CLASSES = 20
 """Above this many classes a confusion matrix is not written; it can be made from the predictions."""
 
@@ -44,13 +44,22 @@ def summarise_predictions(predictions: KeptPredictions, held_out: Iterable[str],
     """Per view every part with intervals, their average, and how far the parts are apart."""
     classes = predictions.classes
     metrics = metrics_for(classes, chosen)
-    views = {view: _View(parts, metrics, set(held_out), view == "global") for view, parts in predictions.views.items()}
-    return {
+    content: dict[str, Any] = {
         "metric": chosen,
         "positive": classes[1] if len(classes) == 2 else None,
-        **{view: views[view].content() if view in views else None for view in ("global", "personal")},
-        "fairness": {view: each.fairness() for view, each in views.items()},
+        "global": None,
+        "personal": None,
+        "fairness": {},
     }
+    for name, parts in predictions.views.items():
+        if len(parts) > _MOST_PARTS:
+            whole = pooled(parts.values())
+            draws = draws_of(whole, metrics, resamples_for([whole]))
+            content[name] = {"pooled": scores_with_intervals(whole, metrics, draws)}
+            continue
+        view = _View(parts, metrics, set(held_out), name == "global")
+        content[name], content["fairness"][name] = view.content(), view.fairness()
+    return content
 
 
 def scores_with_intervals(predicted: PredictedSet, metrics: Sequence[Metric], draws: Draws) -> dict[str, Any]:
@@ -91,9 +100,8 @@ class _View:
         self._values = {metric.name: {name: metric.of(parts[name]) for name in self._counted} for metric in metrics}
 
     def content(self) -> dict[str, Any]:
-        listed = self._parts if len(self._parts) <= _MOST_PARTS else {}
         view: dict[str, Any] = {
-            name: scores_with_intervals(part, self._metrics, self._draws[name]) for name, part in listed.items()
+            name: scores_with_intervals(part, self._metrics, self._draws[name]) for name, part in self._parts.items()
         }
         view["average"] = {
             metric.name: _figure(

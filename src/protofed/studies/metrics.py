@@ -27,6 +27,8 @@ Seeds = Mapping[int, Mapping[str, PredictedSet]]
 """Of one method in one view: per seed its test sets by name."""
 
 _MOST_REMEMBERED = 5000
+_MOST_PARTS = 100
+"""More clients are not judged one by one."""
 _MOST_COLUMNS = 6
 """Test sets that have a column of their own."""
 
@@ -50,7 +52,7 @@ def _compare_view(
     for name, by_seed in kept.items():
         # A seed in which the metric is nowhere defined has no average.
         seeds = {seed: each.views[view] for seed, each in by_seed.items() if view in each.views}
-        seeds = {seed: parts for seed, parts in seeds.items() if _values(metric, parts)}
+        seeds = {seed: own for seed, own in seeds.items() if len(own) <= _MOST_PARTS and _values(metric, own)}
         if seeds:
             methods[name] = seeds
     averages = {
