@@ -5,21 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 import protofed
 from protofed.metrics import PredictedSet, confusion_matrix
 from protofed.report import read, render
 from protofed.report.metrics_section import _confusion
 from protofed.report.wording import headline
-from protofed.testing import toy_data
 
 TINY: dict[str, Any] = {"model": "mlp", "set": {"model.hidden": 16}, "batch": 8, "engine": "loop", "lr": 0.003}
-
-
-@pytest.fixture(scope="module")
-def two_classes(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return toy_data(tmp_path_factory.mktemp("two") / "data", ["a", "b"], classes=2, train=20, test=25)
 
 
 def section(page: str) -> str:
@@ -31,15 +24,15 @@ def text_of(page: str) -> str:
     return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page))
 
 
-def test_a_run_of_two_classes(two_classes: str, tmp_path: Path) -> None:
-    run = protofed.run("fedavg", two_classes, out=tmp_path / "run", rounds=2, **TINY)
+def test_a_run_of_two_classes(noisy_data: str, tmp_path: Path) -> None:
+    run = protofed.run("fedavg", noisy_data, out=tmp_path / "run", rounds=2, **TINY)
     page = render(read(run.path))
     shown, metrics = section(page), run.summary["metrics"]
     for part in ("a", "b", "average"):
         figure = metrics["global"][part]["auc"]
         low, high = figure["interval"]
-        assert f"{100 * figure['value']:.2f} {100 * low:.2f} to {100 * high:.2f}" in text_of(shown)
-    assert shown.count("<svg") == 4, "a reliability curve and a ROC curve for each site"
+        assert f"{100 * figure['value']:.2f} {100 * low:.1f} to {100 * high:.1f}" in text_of(shown)
+    assert shown.count("<svg") == 6, "a reliability curve and a ROC curve for each site"
     assert f"area under the curve fedavg {100 * metrics['global']['a']['auc']['value']:.2f} %" in shown
     assert "class1 counts as positive" in shown
     for own in run.predictions().views["global"].values():
@@ -51,12 +44,12 @@ def test_a_run_of_two_classes(two_classes: str, tmp_path: Path) -> None:
     assert said.startswith("fedavg reaches")
 
 
-def test_the_headline_goes_by_the_metric(two_classes: str, tmp_path: Path) -> None:
-    run = protofed.run("fedproto", two_classes, out=tmp_path / "run", rounds=2, metric="auc", **TINY)
+def test_the_headline_goes_by_the_metric(noisy_data: str, tmp_path: Path) -> None:
+    run = protofed.run("fedproto", noisy_data, out=tmp_path / "run", rounds=2, metric="auc", **TINY)
     first = headline(read(run.path))[0]
     average = run.summary["metrics"]["personal"]["average"]["auc"]["value"]
     assert first.startswith(f"By AUC, fedproto reaches {100 * average:.2f} %")
-    options = {"data": two_classes, "rounds": 2, "metric": "auc", **TINY}
+    options = {"data": noisy_data, "rounds": 2, "metric": "auc", **TINY}
     compared = protofed.compare(["fedavg", "i2pfl"], out=tmp_path / "cmp", **options)
     averages = {
         name: entry["by_metric"]["global"]["average"]["mean"] for name, entry in compared.content["methods"].items()

@@ -14,23 +14,17 @@ from protofed.errors import UserError
 from protofed.metrics import METRICS, compare_on_images, mcnemar_p
 from protofed.runs.opened import Run
 from protofed.studies import Comparison
-from protofed.testing import toy_data
 
 TINY: dict[str, Any] = {"model": "mlp", "rounds": 2, "batch": 8, "engine": "loop", "lr": 0.003}
 SETTINGS = {"model.hidden": 16}
 
 
 @pytest.fixture(scope="module")
-def two_classes(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return toy_data(tmp_path_factory.mktemp("two") / "data", ["a", "b", "c"], classes=2, train=20, test=25)
-
-
-@pytest.fixture(scope="module")
-def compared(two_classes: str, tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+def compared(noisy_data: str, tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     out = tmp_path_factory.mktemp("by-area") / "cmp"
     return protofed.compare(
         ["fedavg", "i2pfl", "fedproto"],
-        out=out, seeds=[0, 1], data=two_classes, metric="auc", set=SETTINGS, **TINY,
+        out=out, seeds=[0, 1], data=noisy_data, metric="auc", set=SETTINGS, **TINY,
     )  # fmt: skip
 
 
@@ -85,10 +79,10 @@ def test_tables_and_markdown(compared: Comparison) -> None:
     assert "Accuracy" in compared.table("global").title, "what was there stays"
 
 
-def test_another_metric_needs_no_new_runs(compared: Comparison, two_classes: str) -> None:
+def test_another_metric_needs_no_new_runs(compared: Comparison, noisy_data: str) -> None:
     before = {path: path.stat().st_mtime_ns for path in compared.path.glob("*/summary.json")}
     again = protofed.compare(
-        ["fedavg", "i2pfl", "fedproto"], out=compared.path, seeds=[0, 1], data=two_classes, set=SETTINGS, **TINY
+        ["fedavg", "i2pfl", "fedproto"], out=compared.path, seeds=[0, 1], data=noisy_data, set=SETTINGS, **TINY
     )
     assert {path: path.stat().st_mtime_ns for path in compared.path.glob("*/summary.json")} == before
     assert again.content["metric"] == "accuracy"
@@ -99,8 +93,8 @@ def test_another_metric_needs_no_new_runs(compared: Comparison, two_classes: str
     assert again.content["methods"]["fedavg"]["by_metric"]["global"]["average"]["seeds"] == pytest.approx(final)
 
 
-def test_mcnemar_where_there_is_one_seed(two_classes: str, tmp_path: Path) -> None:
-    result = protofed.compare(["fedavg", "i2pfl"], out=tmp_path / "cmp", data=two_classes, set=SETTINGS, **TINY)
+def test_mcnemar_where_there_is_one_seed(noisy_data: str, tmp_path: Path) -> None:
+    result = protofed.compare(["fedavg", "i2pfl"], out=tmp_path / "cmp", data=noisy_data, set=SETTINGS, **TINY)
     test = result.content["methods"]["i2pfl"]["by_metric"]["global"]["test_on_images"]
     right = []
     for method in ("i2pfl", "fedavg"):
@@ -119,13 +113,13 @@ def test_a_metric_that_does_not_fit_is_refused_before_anything_runs(tiny_data: s
         protofed.compare(["fedavg"], out=tmp_path / "cmp", data=tiny_data, metric="nonsense", set=SETTINGS, **TINY)
 
 
-def test_runs_without_predictions_are_compared_as_before(compared: Comparison, two_classes: str) -> None:
+def test_runs_without_predictions_are_compared_as_before(compared: Comparison, noisy_data: str) -> None:
     """Such as those made before predictions were kept."""
     for file in compared.path.glob("*/predictions.npz"):
         file.rename(file.with_suffix(".away"))
     try:
         result = protofed.compare(
-            ["fedavg", "i2pfl", "fedproto"], out=compared.path, seeds=[0, 1], data=two_classes, set=SETTINGS, **TINY
+            ["fedavg", "i2pfl", "fedproto"], out=compared.path, seeds=[0, 1], data=noisy_data, set=SETTINGS, **TINY
         )
         assert result.content["methods"]["i2pfl"]["by_metric"] == {"global": None, "personal": None}
         assert result.by_metric("global").rows == []
@@ -141,8 +135,8 @@ def test_runs_without_predictions_are_compared_as_before(compared: Comparison, t
             file.rename(file.with_suffix(".npz"))
 
 
-def test_a_sweep_ranks_by_the_metric(two_classes: str, tmp_path: Path) -> None:
-    options = {**TINY, "data": two_classes, "set": {**SETTINGS, "data.validation": 0.4}, "metric": "auc"}
+def test_a_sweep_ranks_by_the_metric(noisy_data: str, tmp_path: Path) -> None:
+    options = {**TINY, "data": noisy_data, "set": {**SETTINGS, "data.validation": 0.4}, "metric": "auc"}
     del options["lr"]
     result = protofed.sweep("fedavg", {"lr": [0.0001, 0.003]}, out=tmp_path / "sweep", **options)
     for trial in result.content["trials"]:

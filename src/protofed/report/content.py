@@ -72,6 +72,11 @@ class ScoreView:
     average: str = "average"
     """What the last column is called."""
 
+    @property
+    def title(self) -> str:
+        """What was scored."""
+        return "the server's model" if self.name == "global" else "the model each client would use"
+
 
 @dataclass(frozen=True)
 class Cost:

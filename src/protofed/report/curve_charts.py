@@ -31,7 +31,7 @@ def square_chart(title: str, axes: tuple[str, str], lines: Mapping[int, SquareLi
         tag("text", axes[0], x=_x(1), y=height - 6, text_anchor="end"),
     ]
     svg = tag("svg", *parts, viewBox=f"0 0 {width} {height}", role="img", aria_label=f"{title}: {said}")
-    return tag("figure", tag("figcaption", title), tag("div", svg, class_="plot"), class_="square")
+    return tag("figure", tag("figcaption", title), svg, class_="square")
 
 
 def side_by_side(charts: Sequence[Html]) -> Html:

@@ -1,6 +1,6 @@
 """The metrics in words, for the head of the page."""
 
-from protofed.metrics import ACCURACY, Metric, find_metric
+from protofed.metrics import ACCURACY, find_metric
 from protofed.report.content import MethodGroup
 from protofed.studies.schema import MetricOverSeeds
 from protofed.text import interval, percent
@@ -15,20 +15,19 @@ def metric_sentences(group: MethodGroup) -> list[str]:
     for view in group.views:
         scores = {name: entry[view.name] for name, entry in group.by_metric.items() if entry and entry.get(view.name)}
         if scores and metric.name != ACCURACY:
-            sentences.append(_best(group, metric, scores))
+            whose = f" of {view.title}" if len(group.views) > 1 else ""
+            sentences.append(_best(group, f"{metric.title}{whose}", scores))
     return sentences if sentences or len(group.methods) > 1 else _found(group)
 
 
-def _best(group: MethodGroup, metric: Metric, scores: dict[str, MetricOverSeeds]) -> str:
+def _best(group: MethodGroup, measure: str, scores: dict[str, MetricOverSeeds]) -> str:
     best = max(scores, key=lambda name: scores[name]["average"]["mean"])
     average, worst = scores[best]["average"], scores[best]["worst"]
     figure = f"{percent(average['mean'])} % ({interval(average['interval'])})"
     if len(scores) == 1:
         weakest = f"; it is lowest on {worst['names'][0]}, with {percent(worst['mean'])} %"
-        return (
-            f"By {metric.title}, {best} reaches {figure} on average{weakest if len(scores[best]['parts']) > 1 else ''}."
-        )
-    return f"By {metric.title}, {best} is best on average with {figure}{_against(group, scores, best)}."
+        return f"By {measure}, {best} reaches {figure} on average{weakest if len(scores[best]['parts']) > 1 else ''}."
+    return f"By {measure}, {best} is best on average with {figure}{_against(group, scores, best)}."
 
 
 def _against(group: MethodGroup, scores: dict[str, MetricOverSeeds], best: str) -> str:

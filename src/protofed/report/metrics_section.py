@@ -25,7 +25,6 @@ _MOST_PARTS = 12
 """Test sets that are drawn one by one."""
 _MOST_CLASSES = 12
 """Of a confusion matrix that can still be read."""
-_VIEWS = {"global": "the server's model", "personal": "the model each client would use"}
 
 
 @dataclass(frozen=True)
@@ -44,10 +43,10 @@ def metrics_section(group: MethodGroup, _index: int, order: Mapping[str, int]) -
         return Html("")
     classes = next(iter(judged.values())).kept.classes
     parts: list[object] = [tag("p", _about(group, classes))]
-    for view, words in _VIEWS.items():
-        repeats = view == "personal" and all(_same_again(each.kept) for each in judged.values())
-        if any(shown.name == view for shown in group.views) and not repeats:
-            parts += _view(group, view, words, judged, order)
+    for view in group.views:
+        repeats = view.name == "personal" and all(_same_again(each.kept) for each in judged.values())
+        if not repeats:
+            parts += _view(group, view.name, view.title, judged, order)
     return join(parts)
 
 
@@ -106,10 +105,9 @@ def _compared(group: MethodGroup, view: str, words: str, order: Mapping[str, int
     names = names if len(names) <= _MOST_PARTS else []
     rows = {}
     for name, entry in scores.items():
-        worst = join([percent(entry["worst"]["mean"]), tag("span", f" {entry['worst']['names'][0]}", class_="soft")])
         figures = [_figure(entry["parts"].get(part), "mean") for part in names]
-        rows[name] = [*figures, _figure(entry["average"], "mean"), worst, percent(entry["gap"]["mean"])]
-        rows[name] += _tests(entry["test_on_images"], entry["test"])
+        rows[name] = [*figures, _figure(entry["average"], "mean"), percent(entry["worst"]["mean"])]
+        rows[name] += [percent(entry["gap"]["mean"]), *_tests(entry["test_on_images"], entry["test"])]
     columns = [*names, "average", "worst", "gap", "difference", "p, images", "p, seeds"]
     metric = find_metric(group.metric)
     caption = f"{metric.heading} of {words}; differences to {group.baseline}"
@@ -162,7 +160,11 @@ def _figure(figure: Mapping[str, Any] | None, key: str) -> Html:
     if figure is None or figure[key] is None:
         return Html("–")
     bounds = figure["interval"]
-    spread = "" if bounds is None else tag("span", f" {percent(bounds[0])} to {percent(bounds[1])}", class_="soft")
+    spread = (
+        ""
+        if bounds is None
+        else tag("span", " {:.1f} to {:.1f}".format(*(100 * bound for bound in bounds)), class_="soft")
+    )
     return join([percent(figure[key]), spread])
 
 

@@ -20,7 +20,7 @@ def headline(content: ReportContent) -> list[str]:
 
 def view_title(view: ScoreView) -> str:
     """What was scored."""
-    return "the server's model" if view.name == "global" else "the model each client would use"
+    return view.title
 
 
 def _of_group(content: ReportContent, group: MethodGroup) -> list[str]:
@@ -44,7 +44,7 @@ def _alone(group: MethodGroup) -> list[str]:
     row, run = view.rows[name], runs[0]
     what = "domains" if view.name == "global" else "clients"
     so_far = "" if run.complete else f" so far, after {len(run.rounds)} of {run.planned_rounds} rounds"
-    sentences = [f"{name} reaches {percent(row.average['mean'])} % on average over all {what}{so_far}."]
+    sentences = [f"{name} reaches {percent(row.average['mean'])} %{_named(group)} on average over all {what}{so_far}."]
     if row.worst is not None and len(row.columns) > 1:
         sentences.append(f"It is weakest on {row.worst['names'][0]}, with {percent(row.worst['mean'])} %.")
     cost = group.costs[name]
@@ -53,10 +53,15 @@ def _alone(group: MethodGroup) -> list[str]:
     return sentences
 
 
+def _named(group: MethodGroup) -> str:
+    """Accuracy is called by its name where something else goes before it."""
+    return "" if group.metric == ACCURACY else " accuracy"
+
+
 def _compared(group: MethodGroup, view: ScoreView) -> list[str]:
     best = max(view.rows, key=lambda name: view.rows[name].average["mean"])
     row = view.rows[best]
-    average = f"{percent(row.average['mean'])} %"
+    average = f"{percent(row.average['mean'])} %{_named(group)}"
     if len(view.rows) == 1:
         return [f"By {view_title(view)}, only {best} can be scored: {average} on average."]
     sentences = [f"By {view_title(view)}, {best} is best on average with {average}{_against(group, view, best)}."]

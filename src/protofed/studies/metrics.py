@@ -139,7 +139,7 @@ def _remembered(predicted: PredictedSet, metrics: Sequence[Metric], resamples: i
 
 def metric_table(methods: Mapping[str, MetricOverSeeds], metric: Metric, view: str, baseline: str) -> Table:
     """One row for each method, with intervals over images and both tests against the baseline."""
-    title = f"{metric.heading} (%) of the final models, {view} view, with 95 % intervals over test images"
+    title = f"{metric.heading} (%) of the final models, {view} view, with 95 % intervals over test images; p after Holm"
     if not methods:
         return Table(title, [], [])
     parts = list(next(iter(methods.values()))["parts"])
@@ -155,7 +155,7 @@ def metric_table(methods: Mapping[str, MetricOverSeeds], metric: Metric, view: s
         ]
         for name, scores in methods.items()
     ]
-    columns = ["method", *parts, "average", "worst", "gap", f"vs {baseline}", "p, images (Holm)", "p, seeds (Holm)"]
+    columns = ["method", *parts, "average", "worst", "gap", f"vs {baseline}", "p (images)", "p (seeds)"]
     return Table(title, columns, rows)
 
 
