@@ -9,7 +9,7 @@ import numpy as np
 
 from protofed.clients import Absent, Evaluate, Failed, Job, Predict, Predicted, Project, Projected, RunContext, Score
 from protofed.federation.engine import Engine
-from protofed.federation.predictions import KeptScore, TestImages, kept_predictions, together
+from protofed.federation.predictions import KeptScore, ScoredImages, kept_predictions, together
 from protofed.method import Method
 from protofed.metrics import ACCURACY, KeptPredictions, find_metric
 from protofed.models import nothing
@@ -74,7 +74,7 @@ class Evaluator:
         self._own_holdout = any(len(indices) for indices in partition.holdout.values())
         self._held_out = partition.held_out
         self._absences: list[dict[str, str]] = []
-        self._test_images = TestImages(context)
+        self._images = ScoredImages(context)
         self._kept: dict[str, Mapping[str, Score]] | None = None
 
     @property
@@ -135,7 +135,7 @@ class Evaluator:
             return None
         if metric != ACCURACY:
             kept = self._client_scores("personal", round, broadcast_to, validates=True, keep=True)
-            validated = together(self._test_images, kept)
+            validated = together(self._images, kept)
             return None if validated is None else find_metric(metric).of(validated)
         scores = self._client_scores("personal", round, broadcast_to, validates=True).values()
         total = sum(score.total for score in scores)
@@ -215,17 +215,11 @@ class Evaluator:
             return self._perform(jobs, Score)
         predicted = self._perform([(replace(job, probabilities=True), message) for job, message in jobs], Predicted)
         plain = {replace(job, probabilities=False): result.probabilities for job, result in predicted.items()}
-        return {job: self._test_images.score(job, probabilities) for job, probabilities in plain.items()}
+        return {job: self._images.score(job, probabilities) for job, probabilities in plain.items()}
 
     def _few_enough(self, jobs: Iterable[Evaluate]) -> bool:
         """Whether what the jobs predict is no more than can be kept."""
-        images = 0
-        for job in jobs:
-            if job.domain is not None:
-                images += len(self._context.dataset.domains[job.domain].test)
-            else:
-                clients = (str(job.client), *job.alike)
-                images += sum(self._context.test_size(client, job.validates) for client in clients)
+        images = sum(sum(self._images.sizes(job)) for job in jobs)
         return images * len(self._context.dataset.classes) <= _MOST_KEPT
 
     def _messages(self, view: View, broadcast_to: Callable[[str], Message]) -> dict[str, Message]:

@@ -19,14 +19,12 @@ class KeptScore(Score):
     probabilities: NDArray[Any] = field(kw_only=True, compare=False)
 
 
-class TestImages:
+class ScoredImages:
     """The labels and numbers of the images that models are tested on.
 
     An image's number is its place in the data: first the test images, domain by domain, then the training images, of
     which clients may hold some out.
     """
-
-    __test__ = False  # its name means something else to pytest
 
     def __init__(self, context: RunContext) -> None:
         self._context = context
@@ -40,14 +38,19 @@ class TestImages:
         """The score of a job, with its parts where clients' own test sets were scored together."""
         if job.domain is not None:
             return _kept_score(self.domain(job.domain), probabilities)
-        clients = (str(job.client), *job.alike)
-        sizes = [self._context.test_size(client, job.validates) for client in clients]
-        pieces = np.split(probabilities, np.cumsum(sizes)[:-1])
+        pieces = np.split(probabilities, np.cumsum(self.sizes(job))[:-1])
         parts = tuple(
-            _kept_score(self.client(client, job.validates), own) for client, own in zip(clients, pieces, strict=True)
+            _kept_score(self.client(client, job.validates), own)
+            for client, own in zip((str(job.client), *job.alike), pieces, strict=True)
         )
         correct = sum(part.correct for part in parts)
         return KeptScore(correct, len(probabilities), parts, probabilities=probabilities)
+
+    def sizes(self, job: Evaluate) -> list[int]:
+        """How many images each test set of a job has."""
+        if job.domain is not None:
+            return [len(self._context.dataset.domains[job.domain].test)]
+        return [self._context.test_size(client, job.validates) for client in (str(job.client), *job.alike)]
 
     def domain(self, name: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Labels and numbers of a domain's test set."""
@@ -73,7 +76,7 @@ def kept_predictions(
 
     None where no probabilities were kept.
     """
-    images = TestImages(context)
+    images = ScoredImages(context)
     kept: dict[str, dict[str, PredictedSet]] = {}
     for view, scores in views.items():
         for part, score in scores.items():
@@ -87,7 +90,7 @@ def kept_predictions(
     return KeptPredictions(context.dataset.classes, kept) if kept else None
 
 
-def together(images: TestImages, scores: Mapping[str, Score]) -> PredictedSet | None:
+def together(images: ScoredImages, scores: Mapping[str, Score]) -> PredictedSet | None:
     """What clients predict for the images they validate on, as one set; None where there are none."""
     sets = [images.predicted(images.client(client, validates=True), score) for client, score in scores.items()]
     kept: Sequence[PredictedSet] = [each for each in sets if each is not None and len(each)]

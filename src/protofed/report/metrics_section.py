@@ -103,12 +103,16 @@ def _compared(group: MethodGroup, view: str, words: str, order: Mapping[str, int
         return Html("")
     names = list(next(iter(scores.values()))["parts"])
     names = names if len(names) <= _MOST_PARTS else []
+    over_seeds = any(entry["test"] for entry in scores.values())
     rows = {}
     for name, entry in scores.items():
         figures = [_figure(entry["parts"].get(part), "mean") for part in names]
         rows[name] = [*figures, _figure(entry["average"], "mean"), percent(entry["worst"]["mean"])]
-        rows[name] += [percent(entry["gap"]["mean"]), *_tests(entry["test_on_images"], entry["test"])]
-    columns = [*names, "average", "worst", "gap", "difference", "p, images", "p, seeds"]
+        rows[name] += [
+            percent(entry["gap"]["mean"]),
+            *_tests(entry["test_on_images"], entry["test"])[: 3 if over_seeds else 2],
+        ]
+    columns = [*names, "average", "worst", "gap", "difference", "p, images", *(["p, seeds"] if over_seeds else [])]
     metric = find_metric(group.metric)
     caption = f"{metric.heading} of {words}; differences to {group.baseline}"
     tests = {entry["test_on_images"]["test"] for entry in scores.values() if entry["test_on_images"]}
