@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -89,6 +90,18 @@ def make_data(tmp_path: Path) -> DataFactory:
 def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Three domains of 4 classes, 8x8 grey; a lacks class 3, b lacks class 0. Made once, for reading only."""
     return toy_data(tmp_path_factory.mktemp("tiny") / "data", absent={"a": [3], "b": [0]})
+
+
+@pytest.fixture(scope="session")
+def noisy_data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Three domains of 2 classes whose test labels are partly wrong, so that no model is right everywhere."""
+    folder = Path(toy_data(tmp_path_factory.mktemp("noisy") / "data", classes=2, train=20, test=25))
+    for every, path in zip((3, 5, 7), sorted(folder.glob("*.npz")), strict=True):
+        with np.load(path) as file:
+            arrays = dict(file)
+        arrays["y_test"][::every] ^= 1
+        np.savez(path, **arrays)
+    return str(folder)
 
 
 @pytest.fixture

@@ -10,6 +10,11 @@ def percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.2f}"
 
 
+def interval(bounds: Sequence[float] | None) -> str:
+    """From where to where a figure may lie."""
+    return "-" if bounds is None else f"{percent(bounds[0])} to {percent(bounds[1])}"
+
+
 def size(count: float | None) -> str:
     """Bytes in decimal units, as communication costs are given in papers."""
     if count is None:

@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from local_sites import OPTIONS, Federation
 from safetensors.torch import load_file
 
 import protofed
-from protofed.clients import Trained, decode_result, encode_result, unpack
+from protofed.clients import Evaluate, Failed, Trained, decode_job, decode_result, encode_job, encode_result, unpack
 from protofed.data import load
 from protofed.deploy import server
 from protofed.deploy.policy import Policy
@@ -79,9 +80,41 @@ def test_a_site_keeps_its_model_and_a_report(three: Federation) -> None:
     report = json.loads(report_file.read_text())
     assert report["accuracy"] == run.rounds[-1]["accuracy"]["personal"]["a-0"]
     assert sum(each["total"] for each in report["per_class"].values()) == 12
+    assert report["metrics"]["accuracy"]["value"] == pytest.approx(report["accuracy"])
+    assert report["metrics"]["images"] == 12
     model = report_file.with_name("model.safetensors")
     assert model.stat().st_size > 0
     assert not (run.path / "clients").exists() or not list((run.path / "clients").iterdir())
+
+
+def test_what_is_predicted_for_single_images_stays_at_the_sites(
+    three: Federation, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = three.run("fedavg")
+    assert run.predictions() is None
+    assert "metrics" not in run.summary
+    assert "stays at the sites" in caplog.text
+    with pytest.raises(UserError, match=r"report\.json"):
+        server.serve(None, "", three.folder / "by area", {"metric": "auc"}, WaitLimits())
+
+
+def test_a_site_does_not_tell_what_it_predicts(three: Federation) -> None:
+    """Whatever the server asks."""
+    answers = []
+
+    def asks_for_more(envelope: bytes, site: Any) -> bytes | None:
+        request = SiteRequest.from_bytes(envelope)
+        if request.kind == "job":
+            job, message = decode_job(request.body, "server")
+            if isinstance(job, Evaluate):
+                curious = encode_job(replace(job, probabilities=True), message)
+                answers.append(decode_result(site(replace(request, body=curious).to_bytes()), "a"))
+        return site(envelope)
+
+    three.between("a", asks_for_more)
+    three.run("fedavg")
+    assert answers
+    assert all(isinstance(answer, Failed) and "stays here" in answer.reason for answer in answers)
 
 
 def test_a_site_that_is_away_at_the_end_has_time_to_come_back(

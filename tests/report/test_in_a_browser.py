@@ -76,11 +76,15 @@ def test_switching_a_method_changes_charts_and_tables(browser: Browser, page: st
     tab = open_page(browser, page)
     count = "document.querySelectorAll('.plot [data-method=\"1\"]').length"
     rows = "[...document.querySelectorAll('tr[data-method=\"1\"]')].filter(r => r.checkVisibility()).length"
+    drawn = "document.querySelectorAll('.square [data-method=\"1\"]')"
+    lines = f"[...{drawn}].filter(r => getComputedStyle(r).display !== 'none').length"
     assert tab.run(count) > 0
     assert tab.run(rows) > 0
+    assert tab.run(lines) > 0
     tab.run("document.querySelector('[data-switch=\"1\"]').click()")
     assert tab.run(count) == 0
     assert tab.run(rows) == 0
+    assert tab.run(lines) == 0
     assert "i2pfl" in tab.run("location.hash")
 
     # The address is what a colleague gets.

@@ -14,6 +14,9 @@ from protofed.studies.schema import (
     ComparedView,
     ComparisonContent,
     ComputedBlock,
+    ImageInterval,
+    ImageTest,
+    MetricOverSeeds,
     MissingMethodRun,
     ReproducedMethod,
     ReproducedView,
@@ -46,11 +49,20 @@ def compared(tiny_data: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_comparison(compared: Path) -> None:
     content = json.loads((compared / "comparison.json").read_text())
-    assert keys(content, ComparisonContent) == "baseline seeds options settings target chance methods complete missing"
+    assert keys(content, ComparisonContent) == (
+        "baseline metric seeds options settings target chance methods complete missing"
+    )
     assert list(content["target"]) == ["global", "personal"]
     assert keys(content["missing"][0], MissingMethodRun) == "method seed run reason failed"
     method = content["methods"]["fedprox"]
-    assert keys(method, ComparedMethod) == "kind knobs global personal bytes seconds paper seeds runs warnings"
+    assert (
+        keys(method, ComparedMethod) == "kind knobs global personal bytes seconds paper seeds runs warnings by_metric"
+    )
+    assert list(method["by_metric"]) == ["global", "personal"]
+    by_metric = method["by_metric"]["global"]
+    assert keys(by_metric, MetricOverSeeds) == "average parts worst gap test test_on_images"
+    assert keys(by_metric["average"], ImageInterval) == "mean std seeds interval"
+    assert keys(by_metric["test_on_images"], ImageTest) == "difference interval p images seeds test p_holm"
     view = method["personal"]
     assert keys(view, ComparedView) == (
         "average pooled per_domain worst_domain held_out per_client worst_client "

@@ -70,6 +70,9 @@ def _show_comparison(result: Comparison) -> None:
         if table.rows:
             show_table(table)
             show_table(result.convergence(view))
+        by_metric = result.by_metric(view)
+        if by_metric.rows:
+            show_table(by_metric)
     show_table(result.costs())
     for line in result.missing():
         console().print(f"missing: {line}")

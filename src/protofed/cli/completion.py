@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from protofed.data import available
 from protofed.engines import ENGINES
 from protofed.inference import FORMATS
+from protofed.metrics import CHOICES
 from protofed.models import model_names
 from protofed.registry import method_names
 from protofed.studies.tables.preset import preset_names
@@ -26,5 +27,10 @@ models = _offer(model_names)
 tables = _offer(preset_names)
 formats = _offer(lambda: FORMATS)
 
-OPTIONS: dict[str, Offer] = {"data": data, "model": models, "engine": _offer(lambda: ENGINES)}
+OPTIONS: dict[str, Offer] = {
+    "data": data,
+    "model": models,
+    "engine": _offer(lambda: ENGINES),
+    "metric": _offer(lambda: CHOICES),
+}
 """For options that every run has."""

@@ -1,14 +1,20 @@
 """`protofed evaluate`: a run's models on data they have never seen."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from protofed.cli.metric_tables import confusion_table
 from protofed.cli.options import DataRootOption, ModelOfOption
-from protofed.cli.output import console, percent, show_table
-from protofed.text import Table, split_names
+from protofed.cli.output import percent, show_table
+from protofed.metrics import METRICS, main_metric
+from protofed.text import Table, interval, split_names
+
+_MOST_CLASSES = 12
+"""Of a confusion matrix in a terminal; --json has them all."""
 
 
 def evaluate_command(
@@ -23,7 +29,7 @@ def evaluate_command(
     out: Annotated[Path | None, typer.Option("--out", help="also write the figures to this JSON file")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print the figures as JSON, and nothing else")] = False,
 ) -> None:
-    """Score every client's model on other data: accuracy, balanced accuracy, AUC and confusion matrix.
+    """Score every client's model on other data: accuracy, AUC and the other metrics, with confusion matrices.
 
     Example: protofed evaluate my-run --data external-site --part all --labels "0=healthy,1-4=diseased"
     """
@@ -43,11 +49,23 @@ def evaluate_command(
     if as_json:
         print(json.dumps(content))
         return
+    _show(content)
+
+
+def _show(content: Mapping[str, Any]) -> None:
+    """All metrics of every model, and its confusion matrix where that fits on a screen."""
+    classes, models = content["classes"], content["models"]
+    names = [name for name in METRICS if name in next(iter(models.values()))]
     rows = [
-        [name, *(percent(scores[key]) for key in ("accuracy", "balanced_accuracy", "auc"))]
-        for name, scores in content["models"].items()
+        [
+            name,
+            *(percent(scores[key]) for key in names),
+            interval(scores["intervals"][main_metric(classes).name]),
+        ]
+        for name, scores in models.items()
     ]
     title = f"{content['images']} images of {content['data']} ({content['part']}), in %"
-    show_table(Table(title, ["model", "accuracy", "balanced accuracy", "AUC"], rows))
-    for name, scores in content["models"].items():
-        console().print(f"{name}: confusion (rows: truth, columns: prediction) {scores['confusion']}")
+    columns = ["model", *(METRICS[name].title for name in names), f"95 % interval of {main_metric(classes).title}"]
+    show_table(Table(title, columns, rows))
+    for name, scores in models.items() if len(classes) <= _MOST_CLASSES else ():
+        show_table(confusion_table(f"{name}: images by class and prediction", scores["confusion"], classes))

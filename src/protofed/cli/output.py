@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table as RichTable
 
+from protofed.cli.metric_tables import fairness_lines, run_tables
 from protofed.federation.best import shown_loss
 from protofed.federation.chance import at_chance
 from protofed.guards import promise_in_words
@@ -163,6 +164,10 @@ def show_summary(run: Run) -> None:
         console().print(
             f"chance: always saying a test set's most frequent class; guessing evenly: {percent(chance['uniform'])} %"
         )
+    for table in run_tables(run):
+        show_table(table)
+    for line in fairness_lines(run):
+        console().print(line)
     if best := summary.get("best"):
         judged = f"validation accuracy {percent(best['score'])} %" if best["by"] == "validation" else "training loss"
         console().print(f"best round: {best['round']}, by {judged}; it is kept for --model-of best")

@@ -146,15 +146,17 @@ class ClientSide:
         return jobs.Trained(sent.blob, sent.size, {}, len(samples))
 
     def examine(self, job: jobs.Evaluate, message: Message) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """All tensors of the model that a client would use now, its predictions, and the labels."""
-        net, predicted, right = self._predicted(job, message)
+        """All tensors of the model that a client would use now, its class probabilities, and the labels."""
+        net, probabilities, right = self._predicted(job, message)
         whole = complete_tensors(net.model, net.pick().tensors())
         # Contiguous, as in files, whatever the memory layout here.
-        return {name: tensor.detach().cpu().contiguous() for name, tensor in whole.items()}, predicted, right
+        return {name: tensor.detach().cpu().contiguous() for name, tensor in whole.items()}, probabilities, right
 
-    def _evaluate(self, job: jobs.Evaluate, message: Message) -> jobs.Score:
-        _, predicted, right = self._predicted(job, message)
-        correct = predicted == right
+    def _evaluate(self, job: jobs.Evaluate, message: Message) -> jobs.Score | jobs.Predicted:
+        _, probabilities, right = self._predicted(job, message)
+        if job.probabilities:
+            return _predicted(probabilities)
+        correct = probabilities.argmax(1) == right
         if job.domain is not None:
             return jobs.Score(int(correct.sum()), len(correct))
         sizes = [self._context.test_size(client, job.validates) for client in (str(job.client), *job.alike)]
@@ -162,7 +164,7 @@ class ClientSide:
         return jobs.Score(sum(part.correct for part in parts), len(correct), parts)
 
     def _predicted(self, job: jobs.Evaluate, message: Message) -> tuple[Net, Tensor, Tensor]:
-        """The model, its predictions, and the labels."""
+        """The model, its class probabilities, and the labels."""
         if job.view == "global" or job.client is None:
             net, at = self._enter_server(job.round, message)
         else:
@@ -172,14 +174,14 @@ class ClientSide:
         # Features are kept for each client's own test set.
         alone = [replace(job, client=client, alike=()) for client in (job.client, *job.alike)]
         tests = alone if self._frozen else [job]
-        predicted, right = zip(*(self._predict_test(net, test, at) for test in tests), strict=True)
-        return net, torch.cat(predicted), torch.cat(right)
+        probabilities, right = zip(*(self._predict_test(net, test, at) for test in tests), strict=True)
+        return net, torch.cat(probabilities), torch.cat(right)
 
     def _predict_test(self, net: Net, job: jobs.Evaluate, at: At) -> tuple[Tensor, Tensor]:
-        """The net's predictions on the test samples of a job, and the labels."""
+        """The net's class probabilities on the test samples of a job, and the labels."""
         samples = self._context.test_samples(job.domain, job.client, job.validates, job.alike)
         self._skip_frozen(job.client)
-        return self._probabilities(net, samples.batches(), at).argmax(1), samples.y
+        return self._probabilities(net, samples.batches(), at), samples.y
 
     def _project(self, job: jobs.Project, message: Message) -> jobs.Projected:
         """On the client's model as its training left it; nothing but the two scores leaves the client."""
@@ -203,7 +205,7 @@ class ClientSide:
         net, at = self._enter_server(job.round, message)
         samples = self._context.test_samples(job.domain, None)
         self._skip_frozen(None)
-        return jobs.Predicted(self._probabilities(net, samples.batches(), at).cpu().numpy())
+        return _predicted(self._probabilities(net, samples.batches(), at))
 
     def _skip_frozen(self, client: str | None) -> None:
         """Let the client's net reuse the output of its frozen stages."""
@@ -257,6 +259,12 @@ def attempted(work: Callable[[], A]) -> A | jobs.Failed:
         return jobs.Failed(
             f"{type(error).__name__}: {error}", traceback.format_exc(), not_finite=isinstance(error, NotFinite)
         )
+
+
+def _predicted(probabilities: Tensor) -> jobs.Predicted:
+    """As an array; numpy has no bfloat16, in which they may have been computed."""
+    short = probabilities.dtype in (torch.bfloat16, torch.float16)
+    return jobs.Predicted((probabilities.float() if short else probabilities).cpu().numpy())
 
 
 def _remembers(state: ClientState) -> bool:

@@ -147,7 +147,7 @@ class RunContext:
         """
         if domain is not None:
             return self._clean(self.dataset.domains[domain].test, self._key("test", domain))
-        own = [self._own_test(name, validates) for name in (str(client), *alike)]
+        own = [self.own_test(name, validates) for name in (str(client), *alike)]
         key = None if alike else self._key("validation" if validates else "holdout", str(client))
         return self._clean(self.dataset.take_train(torch.cat(own)), key)
 
@@ -161,9 +161,10 @@ class RunContext:
 
     def test_size(self, client: str, validates: bool = False) -> int:
         """How many samples a client tests on, or validates on."""
-        return len(self._own_test(client, validates))
+        return len(self.own_test(client, validates))
 
-    def _own_test(self, client: str, validates: bool) -> Tensor:
+    def own_test(self, client: str, validates: bool) -> Tensor:
+        """What a client tests on, or validates on, as places in the pooled training set."""
         return self._dealt[client][1] if validates else torch.from_numpy(self.partition.holdout[client])
 
     def sample_counts(self, client: str) -> dict[SampleKind, int]:

@@ -44,6 +44,8 @@ class Evaluate:
     validates: bool = False
     alike: tuple[str, ...] = ()
     """Further clients with the same model, whose own test sets are scored as well."""
+    probabilities: bool = False
+    """Whether the class probabilities of every image are wanted (`Predicted`) rather than the score."""
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from protofed.deploy.link import SuperLink
 from protofed.deploy.protocol import SITES, RunTerms, SiteRequest
 from protofed.errors import BadMessage, UserError
 from protofed.federation import Diverged, Federation, RunFolder, TooFewClients
+from protofed.metrics import ACCURACY
 from protofed.records import encode
 from protofed.runs.assembly import Assembly, assemble, resolved
 from protofed.runs.extend import refuse_changes
@@ -65,6 +66,11 @@ def serve(
     options = make_options({**user_options, "data": SITES, "engine": "flower", "protocol": "one-per-domain"})
     if options.ensemble:
         raise UserError("--ensemble needs all test images in one place; leave it out in a deployment")
+    if options.metric != ACCURACY:
+        raise UserError(
+            f"--metric {options.metric} needs what is predicted for single images, which stays at the sites; each "
+            "finds all metrics of its own test images in its report.json"
+        )
     accepted = AcceptedRounds(out / "clients")
     folder = RunFolder(out, accepted)
     if not resume:

@@ -42,6 +42,7 @@ from protofed.deploy.protocol import SITES, RunTerms, SiteRequest, fingerprint
 from protofed.errors import BadMessage, NotFinite, UserError
 from protofed.records import Bytes, Message
 from protofed.runs.assembly import assemble
+from protofed.runs.metrics import own_metrics
 from protofed.system import one_thread, write_atomically
 
 log = logging.getLogger("protofed")
@@ -228,6 +229,8 @@ class _SiteRun:
         is_own |= isinstance(job, Evaluate) and (job.client == self._client or job.domain == self._domain)
         if not is_own:
             raise Refused(f"{type(job).__name__.lower()} is not done here for others")
+        if isinstance(job, Evaluate) and job.probabilities:
+            raise Refused("what is predicted for single images stays here; only scores are told")
         self._settle(job.round, accepted)
         with one_thread():
             return self._side.perform(job, message)
@@ -239,7 +242,8 @@ class _SiteRun:
         job = Evaluate("personal", round, self._client, self._domain)
         message = Message(request.body, Bytes(other=len(request.body)))
         with one_thread():
-            weights, predicted, right = self._side.examine(job, message)
+            weights, probabilities, right = self._side.examine(job, message)
+        predicted = probabilities.argmax(1)
         classes = self.terms.census.classes
         per_class = {
             name: asdict(Score(int(((predicted == right) & (right == k)).sum()), int((right == k).sum())))
@@ -253,6 +257,7 @@ class _SiteRun:
             "rounds": round,
             "accuracy": int((predicted == right).sum()) / max(len(right), 1),
             "per_class": per_class,
+            "metrics": own_metrics(right.cpu().numpy(), probabilities.cpu().numpy(), classes),
             "sent": {"messages": len(sent), "bytes": sum(line["bytes"] for line in sent)},
         }
         write_atomically(self._folder / "model.safetensors", save(weights))

@@ -1,7 +1,7 @@
 """Both views of a federation: the server's model per domain, and what each client would use, per client."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import quantiles
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -9,7 +9,9 @@ import numpy as np
 
 from protofed.clients import Absent, Evaluate, Failed, Job, Predict, Predicted, Project, Projected, RunContext, Score
 from protofed.federation.engine import Engine
+from protofed.federation.predictions import KeptScore, ScoredImages, kept_predictions, together
 from protofed.method import Method
+from protofed.metrics import ACCURACY, KeptPredictions, find_metric
 from protofed.models import nothing
 from protofed.records import Message
 
@@ -24,6 +26,9 @@ _SCORED_TOGETHER = 512
 """Samples of small test sets that go through a model in one job."""
 
 _NO_SAMPLES = Score(0, 0)
+
+_MOST_KEPT = 2**24
+"""Probabilities of clients' models that are kept; more are too many for a file beside a run."""
 
 View = Literal["global", "personal", "local"]
 
@@ -69,6 +74,8 @@ class Evaluator:
         self._own_holdout = any(len(indices) for indices in partition.holdout.values())
         self._held_out = partition.held_out
         self._absences: list[dict[str, str]] = []
+        self._images = ScoredImages(context)
+        self._kept: dict[str, Mapping[str, Score]] | None = None
 
     @property
     def personal_test(self) -> str:
@@ -93,11 +100,14 @@ class Evaluator:
         broadcast_to: Callable[[str], Message],
         members: Sequence["Member"] = (),
         local: bool = False,
+        keep: bool = False,
     ) -> dict[str, Any]:
         """Accuracy in every view that makes sense for the method; null where one does not.
 
-        Where there are members, the global view is that of their ensemble.
+        Where there are members, the global view is that of their ensemble. With `keep` the class probabilities of all
+        test images can be asked for (`predictions`) until the next evaluation.
         """
+        self._kept = {} if keep else None
         domains: dict[str, Score] | None = None
         # Where test images are dealt out, too, the only tests are the clients' own.
         tested = any(len(domain.test) for domain in self._context.dataset.domains.values())
@@ -109,6 +119,8 @@ class Evaluator:
             "global": None if domains is None else global_view(domains, self._held_out),
             "personal": self._personal_view(round, None if members else domains, broadcast_to, global_model),
         }
+        if keep and domains is not None:
+            self._kept = {"global": domains, **(self._kept or {})}
         if local:
             accuracy["local"] = client_view(self._client_scores("local", round, broadcast_to))
         return accuracy
@@ -119,10 +131,18 @@ class Evaluator:
         context = self._context
         return bool(context.validation) and any(context.test_size(name, True) for name in context.partition.clients)
 
-    def validate(self, round: int, broadcast_to: Callable[[str], Message]) -> float | None:
-        """Accuracy of what clients would use now on what they keep from training; None where they keep nothing."""
+    def predictions(self) -> KeptPredictions | None:
+        """What the last evaluation kept; None where that is nothing."""
+        return None if self._kept is None else kept_predictions(self._context, self._kept, self._own_holdout)
+
+    def validate(self, round: int, broadcast_to: Callable[[str], Message], metric: str = ACCURACY) -> float | None:
+        """A metric of what clients would use now on what they keep from training; None where they keep nothing."""
         if not self._context.validation:
             return None
+        if metric != ACCURACY:
+            kept = self._client_scores("personal", round, broadcast_to, validates=True, keep=True)
+            validated = together(self._images, kept)
+            return None if validated is None else find_metric(metric).of(validated)
         scores = self._client_scores("personal", round, broadcast_to, validates=True).values()
         total = sum(score.total for score in scores)
         return sum(score.correct for score in scores) / total if total else None
@@ -153,45 +173,67 @@ class Evaluator:
         method = self._context.method
         if domains is not None and method.kind == "global" and method.predicts_alike and not self._own_holdout:
             # Every client would use the server's model on its own domain, which has just been scored.
-            return client_view({client: domains[domain] for client, domain in partition.domain.items()})
-        if global_model is not None and self._uses_servers_model("personal") and not self._engine.scattered:
+            scores = {client: domains[domain] for client, domain in partition.domain.items()}
+        elif global_model is not None and self._uses_servers_model("personal") and not self._engine.scattered:
             # The model that is saved, which need not be the one that is sent.
-            return client_view(self._client_scores("global", round, lambda _: global_model))
-        return client_view(self._client_scores("personal", round, broadcast_to))
+            scores = self._client_scores("global", round, lambda _: global_model, keep=self._kept is not None)
+        else:
+            scores = self._client_scores("personal", round, broadcast_to, keep=self._kept is not None)
+        if self._kept is not None:
+            self._kept["personal"] = scores
+        return client_view(scores)
 
     def _ensemble_scores(self, round: int, members: Sequence["Member"]) -> dict[str, Score]:
         """Per domain, the mean of the members' class probabilities."""
         domains = self._context.dataset.domains
         jobs = [(Predict(round, name, member.client), member.model) for name in domains for member in members]
         predicted = self._perform(jobs, Predicted)
-        scores = {}
+        scores: dict[str, Score] = {}
         for name, domain in domains.items():
             mean = sum(
                 member.weight * predicted[Predict(round, name, member.client)].probabilities for member in members
             )
             correct = int((np.asarray(mean).argmax(1) == domain.test.y.numpy()).sum())
-            scores[name] = Score(correct, len(domain.test))
+            scores[name] = KeptScore(correct, len(domain.test), probabilities=np.asarray(mean))
         return scores
 
     def _domain_scores(self, round: int, global_model: Message) -> dict[str, Score]:
         jobs = [Evaluate("global", round, None, domain) for domain in self._context.dataset.domains]
-        scores = self._perform([(job, global_model) for job in jobs], Score)
+        scores = self._scored([(job, global_model) for job in jobs], keep=self._kept is not None)
         return {str(job.domain): scores.get(job, _NO_SAMPLES) for job in jobs}
 
     def _client_scores(
-        self, view: View, round: int, broadcast_to: Callable[[str], Message], validates: bool = False
+        self,
+        view: View,
+        round: int,
+        broadcast_to: Callable[[str], Message],
+        validates: bool = False,
+        keep: bool = False,
     ) -> dict[str, Score]:
         """Every client's score; where several would use the same model on the same images, it is scored once."""
         messages = self._messages(view, broadcast_to)
         keys = {client: self._scoring_key(view, client, message, validates) for client, message in messages.items()}
-        scores = dict(self._cached_scores)
+        scores = {} if keep else dict(self._cached_scores)
         missing = {key: client for client, key in reversed(keys.items()) if key not in scores}
         jobs = self._jobs(view, round, dict(reversed(missing.items())), validates)
-        results = self._perform([(job, messages[str(job.client)]) for job in jobs], Score)
+        results = self._scored([(job, messages[str(job.client)]) for job in jobs], keep and self._few_enough(jobs))
         for job, result in results.items():  # an absent client has none
             scores.update(zip(jobs[job], result.parts or (result,), strict=True))
         self._cached_scores = {key: score for key, score in scores.items() if key.message is None}
         return {client: scores.get(key, _NO_SAMPLES) for client, key in keys.items()}
+
+    def _scored(self, jobs: Sequence[tuple[Evaluate, Message]], keep: bool) -> dict[Evaluate, Score]:
+        """The score of every job whose client answered, with its probabilities where they are to be kept."""
+        if not keep:
+            return self._perform(jobs, Score)
+        predicted = self._perform([(replace(job, probabilities=True), message) for job, message in jobs], Predicted)
+        plain = {replace(job, probabilities=False): result.probabilities for job, result in predicted.items()}
+        return {job: self._images.score(job, probabilities) for job, probabilities in plain.items()}
+
+    def _few_enough(self, jobs: Iterable[Evaluate]) -> bool:
+        """Whether what the jobs predict is no more than can be kept."""
+        images = sum(sum(self._images.sizes(job)) for job in jobs)
+        return images * len(self._context.dataset.classes) <= _MOST_KEPT
 
     def _messages(self, view: View, broadcast_to: Callable[[str], Message]) -> dict[str, Message]:
         """What each client would be sent; one message for all where it makes no difference."""

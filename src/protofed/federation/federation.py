@@ -31,6 +31,7 @@ from protofed.federation.engine import Engine, in_order
 from protofed.federation.evaluation import Evaluator, Member
 from protofed.federation.folder import RunFolder
 from protofed.guards import UNGUARDED, PrivacyLedger, SecureTally, possible_total, sensitivity_of
+from protofed.metrics import ACCURACY
 from protofed.records import Bytes, Message, Record, Sums, Tally, Weights, adds_up, decode, encode
 from protofed.seeding import generator
 from protofed.system import write_atomically
@@ -64,6 +65,8 @@ class RoundPolicy:
     """After how many rounds a snapshot of all states is kept; 0: before the first."""
     stop_when_flat: int | None = None
     """Stop once so many rounds have not been better than the best before them."""
+    metric: str = ACCURACY
+    """What models are judged by on validation data."""
 
     def participants_of(self, clients: int) -> int:
         """How many of the clients train in a round."""
@@ -416,8 +419,15 @@ class Federation:
             Member(client, share, encode(GlobalModel(members[client], newcomer), client))
             for client, share in self._ensemble_shares(round, list(members)).items()
         ]
-        accuracy = self.evaluator.evaluate(round, package, encoder.message_to, ensemble, self._policy.evaluate_local)
-        return accuracy, self.evaluator.validate(round, encoder.message_to)
+        # What is predicted for single images does not leave the sites of a deployment.
+        # Where a run may stop early, any round may be its last.
+        keep = (last or self._policy.stop_when_flat is not None) and not self._engine.scattered
+        accuracy = self.evaluator.evaluate(
+            round, package, encoder.message_to, ensemble, self._policy.evaluate_local, keep
+        )
+        if (predictions := self.evaluator.predictions()) is not None:
+            self.folder.keep_predictions(predictions.encoded())
+        return accuracy, self.evaluator.validate(round, encoder.message_to, self._policy.metric)
 
     def _ensemble_shares(self, round: int, members: list[str]) -> dict[str, float]:
         """How much each member counts, as the method says; they sum to 1."""

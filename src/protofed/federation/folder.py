@@ -18,11 +18,13 @@ from typing import Any, Protocol
 from protofed.clients import ClientStore, plain_name
 from protofed.errors import BadMessage, UserError
 from protofed.federation.best import BEST, NOTE, BestRound
+from protofed.metrics import KeptPredictions
 from protofed.records import Message, Record, decode_file, encode
 from protofed.system import FileLock, write_atomically
 
 LOCK = ".lock"
 BEST_MODEL = "model_best.safetensors"
+PREDICTIONS = "predictions.npz"
 
 _BEFORE_IT_BEGINS = {LOCK, "clients", "checkpoint"}
 """All that is left of a run killed before it had written run.json."""
@@ -154,6 +156,15 @@ class RunFolder:
         folder = self._messages / f"round-{round + 1}"
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / f"{plain_name(client)}.safetensors", blob)
+
+    def keep_predictions(self, content: bytes) -> None:
+        """Keep what the last evaluation predicts for every test image, before its round is committed."""
+        write_atomically(self.path / PREDICTIONS, content)
+
+    def predictions(self) -> KeptPredictions | None:
+        """What was kept; None for a run that has kept none."""
+        path = self.path / PREDICTIONS
+        return KeptPredictions.read(path) if path.is_file() else None
 
     def kept_messages(self, client: str) -> Iterator[bytes]:
         """What a client sent, the newest first; nothing where the run kept no messages."""

@@ -12,7 +12,8 @@ from protofed.engines.loop import LoopEngine
 from protofed.errors import UserError
 from protofed.federation import Federation, RoundPolicy, RunFolder
 from protofed.records import Record, encode
-from protofed.runs.opened import OpenRun
+from protofed.runs.metrics import run_metrics
+from protofed.runs.opened import OpenRun, Run
 
 FORGOTTEN, JOINED = "forgotten.json", "joined.json"
 """What was taken out of a run or added to it, when, and what could not be."""
@@ -72,7 +73,10 @@ def write_result(
     assert not earlier, "what is a sum was exchanged once"
     line = {**last, "participants": list(sites), "accuracy": accuracy, "events": [*last["events"], dict(event)]}
     target.commit_round(host.last_round, line, encode(server, "server"), list(sites))
-    target.write_json("summary.json", {**host.run.summary, "accuracy": accuracy, "accuracy_final": accuracy})
+    summary = {name: value for name, value in host.run.summary.items() if name != "metrics"}
+    metrics = run_metrics(Run(target.path))
+    again = {"accuracy": accuracy, "accuracy_final": accuracy, **({} if metrics is None else {"metrics": metrics})}
+    target.write_json("summary.json", {**summary, **again})
     return accuracy
 
 

@@ -2,8 +2,9 @@
 
 `evaluation.json`: `run`, `data`, `part`, `images`, `classes`, and `models`: for each client, and for `global` where
 there is such a model, `accuracy`, `balanced_accuracy` (mean recall of the classes there are), `auc` (of two classes the
-area under the ROC curve; of more its mean over classes against the rest; null where a class is missing), `confusion`
-(rows: truth, columns: prediction), and `domains`: the accuracy on each.
+area under the ROC curve; of more its mean over classes against the rest; null where a class is missing) and the other
+metrics that fit the classes, `intervals` of each over the images, `confusion` (rows: truth, columns: prediction), and
+`domains`: the accuracy on each.
 """
 
 import json
@@ -21,6 +22,8 @@ from protofed.data.images import Images
 from protofed.data.pixels import Pixels, join
 from protofed.errors import UserError
 from protofed.inference.classifier import Classifier, ends_in_ensemble
+from protofed.metrics import METRICS, confusion_matrix
+from protofed.runs.metrics import own_metrics
 from protofed.runs.opened import GLOBAL, LAST, OpenRun, batches
 from protofed.system import one_thread, write_atomically
 
@@ -91,7 +94,8 @@ def _scores(opened: OpenRun, client: str, sets: dict[str, Images]) -> dict[str, 
         accuracies[name] = float((scores.argmax(1) == images.y).double().mean())
         probabilities.append(scores.double().numpy())
         truth.append(images.y.numpy())
-    return {**metrics(np.concatenate(probabilities), np.concatenate(truth)), "domains": accuracies}
+    own = metrics(np.concatenate(probabilities), np.concatenate(truth), opened.classes)
+    return {**own, "domains": accuracies}
 
 
 @torch.no_grad()
@@ -104,25 +108,15 @@ def _probabilities(opened: OpenRun, client: str, pixels: Pixels) -> Tensor:
         return torch.cat([opened.method.predict(net, opened.normalised(x), at) for x in batches(pixels)])
 
 
-def metrics(probabilities: NDArray[np.float64], y: NDArray[np.int64]) -> dict[str, Any]:
-    """Accuracy, balanced accuracy, area under the curve and confusion matrix from probabilities [n, C]."""
-    from sklearn.metrics import accuracy_score, confusion_matrix, recall_score
-
-    predicted, present = probabilities.argmax(1), np.unique(y)
+def metrics(
+    probabilities: NDArray[np.floating[Any]], y: NDArray[np.int64], classes: Sequence[str] | None = None
+) -> dict[str, Any]:
+    """Every metric that fits the classes, the confusion matrix, and `intervals` of the metrics over the images."""
+    named = classes or [f"class {k}" for k in range(probabilities.shape[1])]
+    scores = own_metrics(y, probabilities, named)
+    figures = {name: figure for name, figure in scores.items() if name in METRICS}
     return {
-        "accuracy": float(accuracy_score(y, predicted)),
-        # balanced_accuracy_score is the same, but warns where a class is predicted that the data does not have.
-        "balanced_accuracy": float(recall_score(y, predicted, labels=present, average="macro")),
-        "auc": _auc(probabilities, y) if len(present) == probabilities.shape[1] else None,
-        "confusion": confusion_matrix(y, predicted, labels=range(probabilities.shape[1])).tolist(),
+        **{name: figure["value"] for name, figure in figures.items()},
+        "confusion": confusion_matrix(y, probabilities).tolist(),
+        "intervals": {name: figure["interval"] for name, figure in figures.items()},
     }
-
-
-def _auc(probabilities: NDArray[np.float64], y: NDArray[np.int64]) -> float:
-    """Of two classes the area under the ROC curve; of more, its mean over classes against the rest."""
-    from sklearn.metrics import roc_auc_score
-
-    classes = probabilities.shape[1]
-    if classes == 2:
-        return float(roc_auc_score(y, probabilities[:, 1]))
-    return float(roc_auc_score(np.eye(classes, dtype=np.int64)[y], probabilities, average="macro"))

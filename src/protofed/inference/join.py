@@ -217,9 +217,9 @@ def _train(
         if not isinstance(trained, Trained):
             raise RuntimeError(f"the newcomer cannot train: {trained}")
         job = Evaluate("personal", round, client, context.partition.domain[client])
-        weights, predicted, right = side.examine(job, message)
+        weights, probabilities, right = side.examine(job, message)
         (folder / "clients" / f"{client}.round-{round}").replace(folder / "clients" / f"{client}.safetensors")
-        accuracy = int((predicted == right).sum()) / max(len(right), 1)
+        accuracy = int((probabilities.argmax(1) == right).sum()) / max(len(right), 1)
         rounds.append(JoinRound(round + 1, accuracy, trained.size.total, message.size.total))
         write_atomically(folder / "model.safetensors", save(weights))
         if tell is not None:

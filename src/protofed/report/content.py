@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from protofed.errors import UserError
+from protofed.metrics import ACCURACY
 from protofed.runs.health import RunWarning, diagnose
 from protofed.runs.opened import CachedRun, Run
 from protofed.runs.summary import mean_of_last
@@ -85,6 +86,11 @@ class ScoreView:
     chance: Mapping[str, float] = field(default_factory=dict)
     """What a model that has learned nothing would reach in each column, where that is known."""
 
+    @property
+    def title(self) -> str:
+        """What was scored."""
+        return "the server's model" if self.name == "global" else "the model each client would use"
+
 
 @dataclass(frozen=True)
 class Cost:
@@ -107,6 +113,10 @@ class MethodGroup:
     runs: dict[str, list[ReportedRun]]
     missing: list[str] = field(default_factory=list)
     target: Mapping[str, float | None] = field(default_factory=dict)
+    metric: str = ACCURACY
+    """What `by_metric` is about."""
+    by_metric: Mapping[str, Any] = field(default_factory=dict)
+    """Per method and view its figures by the chosen metric, from the predictions that runs kept."""
 
     @property
     def all_runs(self) -> list[ReportedRun]:
@@ -167,12 +177,15 @@ def _read_run(path: Path) -> ReportContent:
     run = ReportedRun(path)
     name = run.config["method"]["name"]
     entry: dict[str, Any] = {}
+    metric = run.options.get("metric", ACCURACY)
     if run.evaluated:
-        entry = summarise({name: {run.seed: run}}, name, None, {}, path)["methods"]
+        entry = summarise({name: {run.seed: run}}, name, None, {}, path, metric)["methods"]
     views = _views(entry, [name], {view: chance_of([run], view) for view in VIEWS})
     notes = [] if run.complete else [f"{len(run.rounds)} of {run.planned_rounds} rounds are done"]
     data = run.config["data"]["name"]
-    group = MethodGroup(data, None, [run.seed], [name], views, {name: [run]}, notes)
+    group = MethodGroup(
+        data, None, [run.seed], [name], views, {name: [run]}, notes, metric=metric, by_metric=_by_metric(entry)
+    )
     return ReportContent(path, "run", f"{name} on {data}", {}, [group])
 
 
@@ -196,8 +209,22 @@ def _comparison(comparison: Comparison, title: str) -> MethodGroup:
     scored = comparison.views()
     views = [view for view in _views(content["methods"], methods, content.get("chance", {})) if view.name in scored]
     return MethodGroup(
-        title, content["baseline"], content["seeds"], methods, views, runs, comparison.missing(), content["target"]
+        title,
+        content["baseline"],
+        content["seeds"],
+        methods,
+        views,
+        runs,
+        comparison.missing(),
+        content["target"],
+        content.get("metric", ACCURACY),
+        _by_metric(content["methods"]),
     )
+
+
+def _by_metric(entries: Mapping[str, Any]) -> dict[str, Any]:
+    """Of every method; None for those of a comparison from before there were metrics."""
+    return {name: entry.get("by_metric") for name, entry in entries.items()}
 
 
 def _views(

@@ -286,7 +286,7 @@
     }
   };
   const apply = () => {
-    for (const row of document.querySelectorAll("tr[data-method], li[data-method]")) row.hidden = !shown(+row.dataset.method);
+    for (const row of document.querySelectorAll("tr[data-method], li[data-method], .square [data-method]")) row.toggleAttribute("hidden", !shown(+row.dataset.method));
     for (const box of document.querySelectorAll("[data-switch]")) box.checked = shown(+box.dataset.switch);
     if (state.theme) document.documentElement.dataset.theme = state.theme;
     const dark = state.theme ? state.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;

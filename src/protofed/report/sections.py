@@ -22,6 +22,7 @@ from protofed.report.commands import command, resume
 from protofed.report.content import Cost, MethodGroup, MethodScores, ReportContent, ScoreView
 from protofed.report.curves import measures, series
 from protofed.report.galleries import Gallery, galleries
+from protofed.report.metrics_section import metrics_section
 from protofed.report.wording import view_title
 from protofed.text import duration, percent, size
 
@@ -45,6 +46,7 @@ def results(content: ReportContent, order: Mapping[str, int]) -> Iterator[Sectio
     """What came out; `order` numbers the methods as the script does."""
     parts: list[tuple[str, str, Callable[[MethodGroup, int, Mapping[str, int]], Html]]] = [
         ("accuracy", "Accuracy", _accuracy),
+        ("metrics", "Metrics", metrics_section),
         ("course", "Round by round", _curves),
         ("chance", "Could it be chance?", _significance),
         ("communication", "Communication", _communication),

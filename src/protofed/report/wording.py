@@ -1,6 +1,8 @@
 """The result in words."""
 
+from protofed.metrics import ACCURACY
 from protofed.report.content import MethodGroup, ReportContent, ScoreView
+from protofed.report.metric_wording import metric_sentences
 from protofed.runs.health import line_of
 from protofed.text import duration, percent, size
 
@@ -35,14 +37,19 @@ def _warnings(content: ReportContent) -> list[str]:
 
 def view_title(view: ScoreView) -> str:
     """What was scored."""
-    return "the server's model" if view.name == "global" else "the model each client would use"
+    return view.title
 
 
 def _of_group(content: ReportContent, group: MethodGroup) -> list[str]:
     where = f"{group.title}: " if len(content.groups) > 1 else ""
+    by_metric = metric_sentences(group)
     if len(group.methods) == 1:
-        return [where + sentence for sentence in _alone(group)]
-    return [where + sentence for view in group.views for sentence in _compared(group, view)] + _cheapest(group)
+        own = _alone(group)
+        # What was chosen goes first; what two classes hide behind their accuracy goes after it.
+        own = [*by_metric, *own] if group.metric != ACCURACY else [*own[:1], *by_metric, *own[1:]]
+        return [where + sentence for sentence in own]
+    compared = [*by_metric, *(sentence for view in group.views for sentence in _compared(group, view))]
+    return [where + sentence for sentence in compared] + _cheapest(group)
 
 
 def _alone(group: MethodGroup) -> list[str]:
@@ -55,7 +62,8 @@ def _alone(group: MethodGroup) -> list[str]:
     what = "domains" if view.name == "global" else "clients"
     so_far = "" if run.complete else f" so far, after {len(run.rounds)} of {run.planned_rounds} rounds"
     chance = f" (chance: {percent(view.chance['average'])} %)" if view.chance else ""
-    sentences = [f"{name} reaches {percent(row.average['mean'])} % on average over all {what}{so_far}{chance}."]
+    reached = f"{percent(row.average['mean'])} %{_named(group)}"
+    sentences = [f"{name} reaches {reached} on average over all {what}{so_far}{chance}."]
     if row.worst is not None and len(row.columns) > 1:
         sentences.append(f"It is weakest on {row.worst['names'][0]}, with {percent(row.worst['mean'])} %.")
     cost = group.costs[name]
@@ -64,10 +72,15 @@ def _alone(group: MethodGroup) -> list[str]:
     return sentences
 
 
+def _named(group: MethodGroup) -> str:
+    """Accuracy is called by its name where something else goes before it."""
+    return "" if group.metric == ACCURACY else " accuracy"
+
+
 def _compared(group: MethodGroup, view: ScoreView) -> list[str]:
     best = max(view.rows, key=lambda name: view.rows[name].average["mean"])
     row = view.rows[best]
-    average = f"{percent(row.average['mean'])} %"
+    average = f"{percent(row.average['mean'])} %{_named(group)}"
     if len(view.rows) == 1:
         return [f"By {view_title(view)}, only {best} can be scored: {average} on average."]
     sentences = [f"By {view_title(view)}, {best} is best on average with {average}{_against(group, view, best)}."]

@@ -21,6 +21,7 @@ from protofed.federation import RoundPolicy
 from protofed.guards import UNGUARDED, Guard, PrivacyLedger, parse_guard, settled
 from protofed.guards import refuse_impossible as refuse_guard
 from protofed.method import At, Method
+from protofed.metrics import refuse_unsuited
 from protofed.models import (
     ImageShape,
     Split,
@@ -204,6 +205,7 @@ def assemble(options: Options, clients_folder: Path, dataset: Dataset | None = N
         normalise=normalise,
         options=own_settings,
     )
+    refuse_unsuited(options.metric, dataset.classes)
     network = choose_network(options, dataset.image_shape, type(method))
     dataset = fitted(dataset, network, keeps_normalisation=normalise is not None)
     if merges_tests and not deals_by_label(options.protocol):

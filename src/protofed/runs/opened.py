@@ -27,6 +27,7 @@ from protofed.federation import RunFolder
 from protofed.federation.best import BEST, BestRound
 from protofed.federation.folder import LockHolder
 from protofed.method import At, Method
+from protofed.metrics import KeptPredictions
 from protofed.models import Split, load_weights
 from protofed.models.net import Net
 from protofed.records import ClassTable, Features, Record, decode, decode_file
@@ -66,6 +67,10 @@ class Run:
         """summary.json, which exists once the run is complete."""
         self.refuse_unfinished()
         return self.folder.read_json(_SUMMARY)
+
+    def predictions(self) -> KeptPredictions | None:
+        """What the last evaluation predicts for every test image; None for a run that has not kept it."""
+        return self.folder.predictions()
 
     @property
     def begun(self) -> bool:

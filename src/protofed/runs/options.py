@@ -12,6 +12,7 @@ from protofed.clients import FROZEN
 from protofed.engines import ENGINES
 from protofed.errors import UserError, unknown_name
 from protofed.method import Plan, epochs_in
+from protofed.metrics import ACCURACY, CHOICES
 from protofed.models import LAYOUTS
 from protofed.models.freezing import TRAIN
 from protofed.registry import find_method, load_plugin
@@ -22,7 +23,7 @@ WholeNumber = Annotated[int, Field(ge=1)]
 PLANNED = frozenset({"batch", "optimizer", "lr", "momentum", "weight_decay", "schedule"})
 """Options that a method may have a say in, by its `run_defaults`."""
 
-_NAMES = {"engine": ENGINES, "layout": LAYOUTS, "frozen": FROZEN}
+_NAMES = {"engine": ENGINES, "layout": LAYOUTS, "frozen": FROZEN, "metric": CHOICES}
 """Options that take one of these names."""
 
 
@@ -104,6 +105,9 @@ class Options(BaseModel):
     layout: str = Field("auto", description=" | ".join(LAYOUTS) + ": how kernels lie in memory")
     frozen: str = Field(
         "auto", description=" | ".join(FROZEN) + ": whether what is not trained is computed once for each sample"
+    )
+    metric: str = Field(
+        ACCURACY, description=" | ".join(CHOICES) + ": what validation, comparisons and headlines go by"
     )
     seed: int = Field(0, description="the seed of everything random")
     evaluate_every: WholeNumber = Field(1, description="evaluate after every N rounds, and after the last")

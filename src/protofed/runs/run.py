@@ -15,6 +15,7 @@ from protofed.runs.assembly import Assembly, ClientSideRecipe, assemble
 from protofed.runs.estimate import estimate_seconds, refuse_if_too_large
 from protofed.runs.extend import EXTENDS, MAY_CHANGE, extend, extends, refuse_changes, refuse_extension
 from protofed.runs.health import COLLAPSES, diagnose, divergence, line_of, with_kept_round
+from protofed.runs.metrics import run_metrics
 from protofed.runs.network import keep_backbone
 from protofed.runs.opened import Run
 from protofed.runs.options import Options, make_options
@@ -117,6 +118,7 @@ def carry_out(
             assembly.starts_from_means,
             options.snapshots(),
             options.stop_when_flat,
+            options.metric,
         )
         federation = Federation(assembly.prepared, engine, folder, policy)
         if resume:
@@ -127,6 +129,8 @@ def carry_out(
             views = {"personal_test": federation.evaluator.personal_test, "chance": chance_levels(context)}
             folder.write_json("run.json", {**assembly.description(), **views})
         tell(callbacks, "run_start", result, federation.rounds_done)
+        if engine.scattered:
+            log.warning("what is predicted for single images stays at the sites: this run is judged by accuracy alone")
         diverged = _run_rounds(federation, rounds, lambda record: tell(callbacks, "round_end", result, record))
         projection = federation.project() if options.project and diverged is None else None
     finally:
@@ -134,7 +138,11 @@ def carry_out(
     federation.write_results(folder.path)
     lines = folder.rounds()
     status: Status = "diverged" if diverged else "flat" if len(lines) < context.plan.rounds else "complete"
-    beside = {"privacy": federation.privacy(len(lines)), "projection": projection}
+    beside = {
+        "metrics": run_metrics(result),
+        "privacy": federation.privacy(len(lines)),
+        "projection": projection,
+    }
     summary = {
         **summarise_run(assembly, lines, time.perf_counter() - start, status),
         "chance": chance_levels(federation.context),

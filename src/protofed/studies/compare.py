@@ -6,6 +6,7 @@ from typing import Any
 
 from protofed.errors import UserError, unknown_name
 from protofed.method import Method
+from protofed.metrics import ACCURACY
 from protofed.registry import find_method, knobs, load_plugin, method_names
 from protofed.runs.assembly import dealing_of_preset
 from protofed.runs.opened import Run
@@ -50,6 +51,7 @@ def compare(
     With `shard="K/N"` only every N-th run is done here, and the comparison is of all that is complete in the folder.
     A run that fails does not stop the others: see `Comparison.failures`.
     """
+    metric = make_options({"metric": options.get("metric") or ACCURACY}).metric
     variants = _variant_options(methods, options)
     baseline = _baseline(baseline, list(variants))
     if target is not None and not 0 < target <= 1:
@@ -58,25 +60,32 @@ def compare(
     folder = Path(out)
     conditions: ComparisonConditions = {
         "baseline": baseline,
+        "metric": metric,
         "seeds": list(dict.fromkeys(seeds)),
         "options": make_options({name: value for name, value in options.items() if name != "set"}).model_dump(),
         "settings": make_options(options).set,
     }
     # Seed by seed, so that all methods have a result before any has its second.
     runs = [
-        PlannedRun(label, folder, own.model_copy(update={"seed": seed}))
+        PlannedRun(label, folder, _judged_later(own).model_copy(update={"seed": seed}))
         for seed in conditions["seeds"]
         for label, own in variants.items()
     ]
 
     def result(outcomes: RunOutcomes) -> Comparison:
-        summary = summarise(_complete(runs), baseline, target, paper_figures, folder)
+        summary = summarise(_complete(runs), baseline, target, paper_figures, folder, metric)
         return Comparison(folder, _content(conditions, summary, outcomes), outcomes.failures())
 
-    first = runs[: len(variants)]
+    first = [PlannedRun(label, folder, own) for label, own in variants.items()]
     return run_study(
         folder, "comparison", runs, result, validate=first, shard=shard, callbacks=callbacks, write_first=True
     )
+
+
+def _judged_later(options: Options) -> Options:
+    """Without validation data a run does not depend on the metric, so another metric needs no new runs."""
+    validates = "data.validation" in options.set
+    return options if validates else options.model_copy(update={"metric": ACCURACY})
 
 
 def _baseline(name: str | None, compared: Sequence[str]) -> str:

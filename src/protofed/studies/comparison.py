@@ -6,10 +6,12 @@ from statistics import mean
 from typing import Any
 
 from protofed.errors import UserError
+from protofed.metrics import ACCURACY, find_metric
 from protofed.runs.health import line_of
 from protofed.runs.opened import Run
 from protofed.studies.chance import chance_of, warnings_of
 from protofed.studies.convergence import Convergence
+from protofed.studies.metrics import compare_metric, metric_table
 from protofed.studies.schedule import Failure
 from protofed.studies.schema import (
     VIEWS,
@@ -91,6 +93,13 @@ class Comparison:
             for warning in entry.get("warnings", [])
         ]
 
+    def by_metric(self, view: View) -> Table:
+        """The chosen metric in one view, over images and seeds; empty where no run has kept its predictions."""
+        metric = find_metric(self.content.get("metric", ACCURACY))
+        entries = {name: (entry.get("by_metric") or {}).get(view) for name, entry in self.content["methods"].items()}
+        scored = {name: entry for name, entry in entries.items() if entry is not None}
+        return metric_table(scored, metric, view, self.content["baseline"])
+
     def convergence(self, view: View) -> Table:
         """How the runs went, in one view."""
         rows = [
@@ -155,6 +164,9 @@ class Comparison:
             if table.rows:
                 blocks += [f"## {view.capitalize()} view", table.markdown()]
                 blocks += [f"On the way, {self.target(view)}:", self.convergence(view).markdown()]
+            by_metric = self.by_metric(view)
+            if by_metric.rows:
+                blocks += [f"{by_metric.title}:", by_metric.markdown()]
         blocks += ["## Costs per run", self.costs().markdown()]
         return "\n\n".join(blocks) + "\n"
 
@@ -169,6 +181,7 @@ def summarise(
     target: float | None,
     paper: Mapping[str, Mapping[str, Any]],
     folder: Path,
+    metric: str = ACCURACY,
 ) -> ComparisonSummary:
     """`target` and `methods` of comparison.json, from the complete runs {method: {seed: run}}."""
     summaries = {name: {seed: run.summary for seed, run in by_seed.items()} for name, by_seed in runs.items()}
@@ -177,6 +190,7 @@ def summarise(
         view: target if target is not None else _mean(averages[view].get(baseline)) for view in VIEWS
     }
     tests = {view: paired_tests(averages[view], baseline) for view in VIEWS}
+    by_metric = compare_metric(runs, baseline, find_metric(metric))
     methods: dict[str, ComparedMethod] = {}
     for name, by_seed in runs.items():
         views = _compared_views(by_seed, summaries[name], {view: tests[view].get(name) for view in VIEWS}, targets)
@@ -193,6 +207,7 @@ def summarise(
             "seeds": list(by_seed),
             "runs": [str(run.path.relative_to(folder)) for run in by_seed.values()],
             "warnings": warnings_of(by_seed),
+            "by_metric": by_metric[name],
         }
     every = [run for by_seed in runs.values() for run in by_seed.values()]
     return {"target": targets, "chance": {view: chance_of(every, view) for view in VIEWS}, "methods": methods}

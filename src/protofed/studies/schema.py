@@ -2,9 +2,10 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict
 
 from protofed.errors import UserError
+from protofed.metrics import PairedOnImages
 from protofed.runs.health import RunWarning
 from protofed.studies.statistics import PairedTest, PartialSpread, Spread
 
@@ -39,6 +40,31 @@ class AccuracyOverSeeds(TypedDict):
     held_out: dict[str, Spread]
     per_client: dict[str, Spread]
     worst_client: WorstSpread | None
+
+
+class ImageInterval(Spread):
+    """A figure over seeds, and its 95 % interval over test images."""
+
+    interval: list[float] | None
+
+
+class ImageTest(PairedOnImages):
+    """A paired test on test images, its p-value corrected for the number of methods."""
+
+    p_holm: float | None
+
+
+class MetricOverSeeds(TypedDict):
+    """One method in one view, by the chosen metric."""
+
+    average: ImageInterval
+    parts: dict[str, ImageInterval]
+    worst: WorstSpread
+    gap: Spread
+    """Between the best and the worst part."""
+    test: PairedTest | None
+    """Over seeds."""
+    test_on_images: ImageTest | None
 
 
 class ComparedView(AccuracyOverSeeds):
@@ -79,6 +105,7 @@ ComparedMethod = TypedDict(
         "seeds": list[int],
         "runs": list[str],
         "warnings": list[SeedWarning],
+        "by_metric": NotRequired[dict[str, MetricOverSeeds | None]],
     },
 )
 """A method of a comparison; figures are None before its first run is complete."""
@@ -111,6 +138,8 @@ class ComparisonConditions(TypedDict):
     """Under what conditions methods are compared."""
 
     baseline: str
+    metric: NotRequired[str]
+    """What `by_metric` of the methods is about."""
     seeds: list[int]
     options: dict[str, Any]
     settings: dict[str, str]

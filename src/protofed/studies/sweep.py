@@ -10,16 +10,18 @@ from statistics import mean
 from typing import Any, Literal
 
 from protofed.errors import UserError, unknown_name
+from protofed.metrics import ACCURACY, Metric, find_metric
 from protofed.registry import find_method, knobs, load_plugin, make_method
 from protofed.runs.opened import Run
 from protofed.runs.options import Options, make_options
 from protofed.seeding import numpy_generator
 from protofed.studies.comparison import accuracy_over_seeds, domains_of_clients
+from protofed.studies.metrics import compare_metric
 from protofed.studies.schedule import Failure, PlannedRun, RunOutcomes
 from protofed.studies.schema import VIEWS
 from protofed.studies.statistics import spread
 from protofed.studies.study import run_study
-from protofed.text import Table, percent
+from protofed.text import Table, interval, percent
 
 Score = Literal["last", "best"]
 
@@ -104,6 +106,10 @@ class Sweep:
         self.content = content
         self.failures = tuple(failures)
 
+    @property
+    def _metric(self) -> Metric:
+        return find_metric(self.content.get("metric", ACCURACY))
+
     def table(self) -> Table:
         """The trials, best first; validation data only."""
         keys = list(self.content["over"])
@@ -116,7 +122,7 @@ class Sweep:
             ]
             for trial in sorted(self.content["trials"], key=lambda trial: trial["rank"] or math.inf)
         ]
-        return Table("Accuracy (%) on validation data", ["rank", *keys, "validation", "std"], rows)
+        return Table(f"{self._metric.heading} (%) on validation data", ["rank", *keys, "validation", "std"], rows)
 
     def winner(self) -> str:
         """One line on the best trial and what it does on test data."""
@@ -129,7 +135,12 @@ class Sweep:
             for view in VIEWS
             if best["test"][view] is not None
         ]
-        return f"best: {settings}; on test data {', '.join(on_test_data)}"
+        by_metric = [
+            f"{self._metric.title} {percent(average['mean'])} % ({interval(average['interval'])}, {view} view)"
+            for view, entry in (best.get("by_metric") or {}).items()
+            if entry is not None and self._metric.name != ACCURACY and (average := entry["average"])
+        ]
+        return f"best: {settings}; on test data {', '.join([*on_test_data, *by_metric])}"
 
     def missing(self) -> list[str]:
         """A line for every run without a result."""
@@ -141,8 +152,8 @@ class Sweep:
         how = {"last": "mean of the last 5 evaluated rounds", "best": "best evaluated round"}[content["score"]]
         blocks = [
             f"# Sweep of {content['method']}",
-            f"Accuracy in % on {100 * float(content['validation']):.0f} % of each client's training images, which are "
-            f"kept from training; {how}; seeds {', '.join(map(str, content['seeds']))}.",
+            f"{self._metric.heading} in % on {100 * float(content['validation']):.0f} % of each client's training "
+            f"images, which are kept from training; {how}; seeds {', '.join(map(str, content['seeds']))}.",
             self.table().markdown(),
         ]
         if content["missing"]:
@@ -162,14 +173,15 @@ def sweep(
     callbacks: Iterable[Any] = (),
     **options: Any,
 ) -> Sweep:
-    """Try a method's hyper-parameters, side by side over the cores, and rank them by accuracy on validation data.
+    """Try a method's hyper-parameters, side by side over the cores, and rank them on validation data.
 
     `over` has the values of each: {"tau": [0.07, 0.5], "lr": "0.001..0.1:log"}, or the same as KEY=VALUES texts. Keys
     are the method's hyper-parameters, `model.KEY`, `data.KEY` and the options of training. Without `random` every
     combination is tried; with it that many are drawn, and ranges LOW..HIGH[:log][:int] are possible. More draws later
     begin with the same ones. The other options are those of `run`; `data.validation` is 0.2 unless it is set.
 
-    A trial's score is its accuracy on validation data, the mean of the last 5 evaluated rounds or the `best` round.
+    A trial's score is its accuracy, or another `metric`, on validation data, the mean of the last 5 evaluated rounds or
+    the `best` round.
     """
     base = make_options({**options, "method": method})
     for plugin in base.plugin:
@@ -187,6 +199,7 @@ def sweep(
         "over": {axis.key: axis.text() for axis in axes},
         "random": random,
         "score": score,
+        "metric": base.metric,
         "validation": base.set["data.validation"],
         "seeds": seeds,
         "options": base.model_dump(),
@@ -328,7 +341,7 @@ def _trial(settings: Mapping[str, str], runs: Sequence[PlannedRun], score: Score
 
 
 def _score(run: Run, score: Score) -> float:
-    """Accuracy on validation data. Nothing else of a trial is looked at."""
+    """The metric on validation data. Nothing else of a trial is looked at."""
     values: list[float] = [record["validation"] for record in run.rounds if record["validation"] is not None]
     if not values:
         raise UserError(f"the clients of {run.path.name} have too few images to keep any for validation")
@@ -351,14 +364,14 @@ def _results(
     over = all(entry["failed"] for entry in missing)
     return {
         "trials": trials,
-        "best": _best(trials, runs, score) if over else None,
+        "best": _best(trials, runs, score, runs[0][0].options.metric) if over else None,
         "complete": not missing,
         "missing": missing,
     }
 
 
 def _best(
-    trials: Sequence[Mapping[str, Any]], runs: Sequence[Sequence[PlannedRun]], score: Score
+    trials: Sequence[Mapping[str, Any]], runs: Sequence[Sequence[PlannedRun]], score: Score, metric: str
 ) -> dict[str, Any] | None:
     """The winner, and the one look at test data."""
     winner = next((index for index, trial in enumerate(trials) if trial["rank"] == 1), None)
@@ -376,6 +389,7 @@ def _best(
             else None
             for view in VIEWS
         },
+        "by_metric": compare_metric({"": {run.seed: run for run in own}}, "", find_metric(metric))[""],
         "runs": trials[winner]["runs"],
     }
 
