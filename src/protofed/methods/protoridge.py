@@ -191,6 +191,10 @@ class ProtoRidge(OnePass[Any]):
             return (ScoredSketchUpload if told else SketchUpload)(Each(sent.sums), Each(sent.sketch), *told)
         return (ScoredMomentsUpload if told else MomentsUpload)(added_up(sent.sums), added_up(sent.gram), *told)
 
+    def largest_weight(self, at: At) -> float:
+        """Scores count by images."""
+        return max(super().largest_weight(at), float(at.size))
+
     def _lams(self) -> tuple[float, ...]:
         return LAMS if self.tune in ("lam", "both") else (self.lam,)
 

@@ -129,7 +129,7 @@ def carry_out(
         engine.close()
     federation.write_results(folder.path)
     summary = summarise_run(assembly, folder.rounds(), time.perf_counter() - start)
-    beside = {"privacy": federation.privacy(context.plan.rounds), "projection": projection}
+    beside = {"privacy": federation.privacy(), "projection": projection}
     folder.write_json("summary.json", {**summary, **{key: value for key, value in beside.items() if value is not None}})
     tell(callbacks, "run_end", result)
     return result
