@@ -1,6 +1,7 @@
 """`protofed deploy`: a federation between machines."""
 
 import json
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -138,7 +139,14 @@ def site_command(
     own = site_keys(keys, server)
     rules = Policy.read(policy)
     site = Site(
-        own.name, SiteData(data, labels, classes), state, rules, weights=weights, plugins=plugin or (), device=device
+        own.name,
+        SiteData(data, labels, classes),
+        state,
+        rules,
+        weights=weights,
+        plugins=plugin or (),
+        device=device,
+        tell=_tell,
     )
     _show_site(site, own.server, rules.as_dict())
     if check:
@@ -167,6 +175,12 @@ def status_command(
         return
     rows = [[node.name, "yes" if node.online else "no", node.since or "never"] for node in nodes]
     show_table(Table("Members of the federation", ["site", "connected", "last seen coming"], rows, numeric=False))
+
+
+def _tell(line: str) -> None:
+    """A line of a site's console, there at once also where it goes to a file."""
+    console().print(f"{datetime.now():%H:%M:%S} {line}", markup=False, highlight=False, soft_wrap=True)
+    console().file.flush()
 
 
 def _show_site(site: Any, server: str, rules: Any) -> None:
