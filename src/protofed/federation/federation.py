@@ -273,9 +273,8 @@ class Federation:
         By their number alone: whoever adds, and wherever, then adds in the same order.
         """
         size = math.ceil(len(participants) / _GROUPS)
-        only_sums = (
-            not self.context.guard.secure and self.context.robust is None and adds_up(self._prepared.templates.upload)
-        )
+        needs_all = self.context.guard.secure or self.context.robust is not None or self.context.max_share is not None
+        only_sums = not needs_all and adds_up(self._prepared.templates.upload)
         if size < _SMALLEST_GROUP or not only_sums:
             return [participants]
         return [participants[start : start + size] for start in range(0, len(participants), size)]
@@ -313,7 +312,7 @@ class Federation:
         guard = self.context.guard
         if guard.secure:
             return SecureTally(participants, self.context.sizes, self._prepared.templates.upload, guard.secure_range)
-        return Tally(self.context.robust)
+        return Tally(self.context.robust, self.context.max_share)
 
     def _accuracy(self, round: int, members: dict[str, Weights]) -> tuple[dict[str, Any] | None, float | None]:
         """Both views, and the accuracy on validation data; null in rounds that are not evaluated."""

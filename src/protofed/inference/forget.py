@@ -93,6 +93,8 @@ def _refuse_what_is_no_sum(host: OpenRun, client: str) -> None:
     context = host.context
     if context.robust is not None:
         raise UserError(f"robust={host.run.options['robust']} is no sum, so nobody's part can be taken out of it")
+    if context.max_share is not None:
+        raise UserError("max_share cuts weights by those of all, so nobody's part can be taken out of the sum")
     if context.guard.noisy or context.guard.quantise:
         raise UserError("what was sent is not what the site remembers: the guard rounded it or added noise to it")
 

@@ -29,7 +29,7 @@ from protofed.models import (
     nothing,
 )
 from protofed.models.freezing import frozen_tensors, parameter_count
-from protofed.records import Each, parse_robust, parts_of
+from protofed.records import Each, can_be_drawn_in, parse_robust, parts_of
 from protofed.registry import find_method, load_plugin, make_method, preset_settings
 from protofed.runs.network import (
     Network,
@@ -129,6 +129,7 @@ class Assembly:
             "plan": asdict(context.plan),
             "guard": context.guard.model_dump(),
             "robust": options.robust,
+            "max_share": options.max_share,
             "seed": options.seed,
             "engine": {**asdict(self.engine), "layout": context.layout, "frozen": self.frozen},
             "warnings": list(self.warnings),
@@ -305,6 +306,7 @@ def _assembled(
         guard=parse_guard(options.guard),
         views=network.views,
         robust=None if options.robust is None else parse_robust(options.robust),
+        max_share=options.max_share,
     )
     with keyed_torch(options.seed, "build"):
         built = tuple(_built(options, method, base, context.at(0, None)) for base in context.models)
@@ -408,7 +410,11 @@ def _refuse_impossible(options: Options, network: Network, prepared: Prepared) -
 
 
 def _refuse_aggregation(options: Options, context: RunContext) -> None:
-    """Secure and robust aggregation need enough clients, and rule each other out."""
+    """Secure and robust aggregation need enough clients, and rule each other and a cap on shares out."""
+    other = "secure aggregation" if context.guard.secure else f"robust={options.robust}" if context.robust else None
+    if context.max_share is not None and other is not None:
+        why = "hides them" if context.guard.secure else "ignores them"
+        raise UserError(f"max_share={options.max_share:g} cuts weights, and {other} {why}; keep one")
     together = _participants(options, context.partition)
     for rule, wanted in (("secure aggregation", context.guard.secure), (f"robust={options.robust}", context.robust)):
         if wanted and together < _FEWEST_TOGETHER:
@@ -439,7 +445,11 @@ def _participants(options: Options, partition: Partition) -> int:
 
 def _beyond_robust(options: Options, templates: Templates) -> list[str]:
     """A warning where a robust rule does not reach all that is uploaded."""
-    single = [name for name, item in parts_of(templates.upload).items() if isinstance(item, Each)]
+    single = [
+        name
+        for name, item in parts_of(templates.upload).items()
+        if isinstance(item, Each) and not can_be_drawn_in(item.value)
+    ]
     if options.robust is None or not single:
         return []
     return [
