@@ -16,7 +16,7 @@ import pytest
 from browser import PROGRAM, WHY_NOT, Tab, started
 
 import protofed
-from protofed.federation.folder import LockHolder
+from protofed.federation.lock_holder import LockHolder
 from protofed.report.server import ReportServer
 
 LONG = ["--model", "mlp", "--rounds", "100000", "--engine", "loop", "--quiet"]

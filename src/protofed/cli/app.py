@@ -1,5 +1,6 @@
 """All commands together, and what the shell sees when one ends."""
 
+import errno
 import logging
 import signal
 import sys
@@ -32,7 +33,8 @@ from protofed.cli.reproduce import reproduce_command
 from protofed.cli.run import run_command
 from protofed.cli.sweep import sweep_command
 from protofed.cli.watch import watch_command
-from protofed.errors import UserError
+from protofed.errors import BadMessage, UserError
+from protofed.text import printable
 
 app = typer.Typer(
     name="protofed",
@@ -74,6 +76,12 @@ def start(context: typer.Context) -> None:
         show_first_steps()
 
 
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_OF_THE_MACHINE = (*_FULL, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
+"""Errors that say what is wrong with a place the user has chosen."""
+_REMEDIES = dict.fromkeys(_FULL, "; what is finished is kept: make room, and go on with --resume")
+
+
 @contextmanager
 def _warnings_on_stderr() -> Iterator[None]:
     """Nothing but warnings, on standard error; afterwards logging is as it was, for `main` may be part of a program."""
@@ -104,12 +112,16 @@ def main(arguments: list[str] | None = None) -> int:
         return _stopped(130)
     except _Terminated:
         return _stopped(143)
+    except BadMessage as error:
+        return _print_error(f"a file of the run is damaged: {printable(str(error))}")
     except BrokenPipeError:
         return 1
+    except OSError as error:
+        if error.errno not in _OF_THE_MACHINE:
+            return _internal_failure(error)
+        return _print_error(f"{error.strerror}: {error.filename or 'a file'}{_REMEDIES.get(error.errno, '')}")
     except Exception as error:
-        traceback.print_exc()
-        print(f"error: internal failure: {type(error).__name__}", file=sys.stderr)
-        return 1
+        return _internal_failure(error)
     return result if isinstance(result, int) else 0
 
 
@@ -119,6 +131,12 @@ class _Terminated(BaseException):
 
 def _terminate(_signal: int, _frame: FrameType | None) -> NoReturn:
     raise _Terminated
+
+
+def _internal_failure(error: Exception) -> int:
+    traceback.print_exception(error)
+    print(f"error: internal failure: {type(error).__name__}", file=sys.stderr)
+    return 1
 
 
 def _stopped(code: int) -> int:

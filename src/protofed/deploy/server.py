@@ -61,6 +61,7 @@ def serve(
 ) -> Run:
     """Run a federation over sites; the folder is that of any run, without the sites' models."""
     if resume:
+        Run(out).refuse_damaged()
         stored = Run(out).options
         refuse_changes(stored, user_options)
         user_options = {**stored, **user_options}

@@ -24,7 +24,8 @@ from protofed.clients import ClientState, ClientStore, Prepared, RunContext, Sou
 from protofed.data.pixels import Pixels, pieces
 from protofed.errors import BadMessage, UserError, unknown_name
 from protofed.federation import RunFolder
-from protofed.federation.folder import LockHolder
+from protofed.federation.lock_holder import LockHolder
+from protofed.federation.required import RUN_KEYS, SUMMARY_KEYS, require
 from protofed.method import At, Method
 from protofed.models import Split, load_weights
 from protofed.models.net import Net
@@ -94,6 +95,12 @@ class Run:
     def planned_rounds(self) -> int:
         """How many rounds it will have when it is complete."""
         return len(self.config["plan"]["epochs"])
+
+    def refuse_damaged(self) -> None:
+        """Raise where run.json or summary.json lacks what every reader expects; of rounds.jsonl each line is checked."""
+        require(self.config, RUN_KEYS, self.path / _CONFIG)
+        if self.complete:
+            require(self.summary, SUMMARY_KEYS, self.path / _SUMMARY)
 
     @property
     def lock_holder(self) -> LockHolder | None:

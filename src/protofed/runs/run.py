@@ -57,6 +57,7 @@ def run(
     if resume:
         if out is None:
             raise UserError("--resume needs --out, the folder of the run to continue")
+        Run(out).refuse_damaged()
         stored = Run(out).options
         refuse_changes(stored, given)
         given = {**stored, **_engine_of(Run(out)), **given}
