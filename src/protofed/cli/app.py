@@ -77,7 +77,8 @@ def start(context: typer.Context) -> None:
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_OF_THE_MACHINE = (*_FULL, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
+_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG)
+_OF_THE_MACHINE = (*_FULL, *_PLACE)
 """Errors that say what is wrong with a place the user has chosen."""
 _REMEDIES = dict.fromkeys(_FULL, "; what is finished is kept: make room, and go on with --resume")
 

@@ -1,6 +1,7 @@
 """`protofed deploy`: a federation between machines."""
 
 import json
+import os
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -134,9 +135,12 @@ def site_command(
     from protofed.deploy.policy import Policy
     from protofed.deploy.site import Site, SiteData
     from protofed.engines.flower import prepare_flower
+    from protofed.system import make_private
 
+    os.umask(0o077)  # what a site writes is its own
     prepare_flower()
     own = site_keys(keys, server)
+    make_private(keys)
     rules = Policy.read(policy)
     site = Site(
         own.name,

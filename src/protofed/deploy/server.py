@@ -21,7 +21,7 @@ from protofed.records import encode
 from protofed.runs.assembly import Assembly, assemble, resolved
 from protofed.runs.opened import Run
 from protofed.runs.options import Options, make_options
-from protofed.runs.run import carry_out, refuse_changes
+from protofed.runs.run import carry_out, refuse_changes, write_description
 from protofed.system import one_thread
 from protofed.text import printable
 
@@ -286,6 +286,7 @@ class _Server:
                 continue
             census = larger
             self._remember(census)
+            write_description(assembly, federation, self._folder)
             federation.notes.append({"client": f"{name}-0", "event": "joined", "reason": "it has come late"})
 
     def _turn_away(self, federation: Federation, name: str, reason: str) -> None:

@@ -47,7 +47,7 @@ from protofed.guards import PrivacyLedger
 from protofed.records import Bytes, Message
 from protofed.runs.assembly import assemble
 from protofed.runs.run import MAY_CHANGE
-from protofed.system import one_thread, write_atomically
+from protofed.system import make_private, one_thread, write_atomically
 from protofed.text import size
 
 log = logging.getLogger("protofed")
@@ -127,7 +127,7 @@ class Site:
         self._own = {"weights": weights, "plugin": list(plugins), "device": device, "data": SITES}
         self._run: _SiteRun | None = None
         self._tell = tell
-        state.mkdir(parents=True, exist_ok=True)
+        make_private(state)
         self._ledger = SiteLedger(state, policy)
 
     @property

@@ -1,5 +1,7 @@
-"""Who is at work in a run folder. What its lock file says is a claim: whoever can write the file could write any process
-into it, so nobody is asked to stop who does not hold the lock.
+"""Who is at work in a run folder.
+
+What its lock file says is a claim: whoever can write the file could write any process into it. So nobody is asked to
+stop who does not hold the lock.
 """
 
 import fcntl

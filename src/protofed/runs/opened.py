@@ -97,7 +97,7 @@ class Run:
         return len(self.config["plan"]["epochs"])
 
     def refuse_damaged(self) -> None:
-        """Raise where run.json or summary.json lacks what every reader expects; of rounds.jsonl each line is checked."""
+        """Raise where run.json or summary.json lacks what readers expect; lines of rounds.jsonl are always checked."""
         require(self.config, RUN_KEYS, self.path / _CONFIG)
         if self.complete:
             require(self.summary, SUMMARY_KEYS, self.path / _SUMMARY)

@@ -117,11 +117,8 @@ def carry_out(
         if resume:
             federation.resume()
         else:
-            context.partition.save(folder.path / "partition.npz")
             keep_backbone(assembly.network, context.models, folder.path)
-            folder.write_json(
-                "run.json", {**assembly.description(), "personal_test": federation.evaluator.personal_test}
-            )
+            write_description(assembly, federation, folder)
         tell(callbacks, "run_start", result, federation.rounds_done)
         for record in rounds(federation):
             tell(callbacks, "round_end", result, record)
@@ -134,6 +131,12 @@ def carry_out(
     folder.write_json("summary.json", {**summary, **{key: value for key, value in beside.items() if value is not None}})
     tell(callbacks, "run_end", result)
     return result
+
+
+def write_description(assembly: Assembly, federation: Federation, folder: RunFolder) -> None:
+    """run.json and who holds what: when a run begins, and anew when clients have joined it."""
+    assembly.context.partition.save(folder.path / "partition.npz")
+    folder.write_json("run.json", {**assembly.description(), "personal_test": federation.evaluator.personal_test})
 
 
 def refuse_changes(stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:
