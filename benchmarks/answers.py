@@ -266,8 +266,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(json.dumps(told, indent=2))
     seconds = time.perf_counter() - begin
     print(
-        f"{sum(outcome.tried.values())} answers in {seconds:.0f} s, the slowest {outcome.slowest:.2f} s, memory grew by "
-        f"{outcome.megabytes:.0f} MB, {len(outcome.crashes)} crashes"
+        f"{sum(outcome.tried.values())} answers in {seconds:.0f} s, the slowest {outcome.slowest:.2f} s; "
+        f"memory grew by {outcome.megabytes:.0f} MB, {len(outcome.crashes)} crashes"
     )
     return 0 if outcome.passed else 1
 

@@ -140,7 +140,10 @@ def site_command(
     os.umask(0o077)  # what a site writes is its own
     prepare_flower()
     own = site_keys(keys, server)
-    make_private(keys)
+    try:
+        make_private(keys)
+    except UserError as problem:  # a folder that may only be read, as in a container
+        console().print(f"warning: {problem}", markup=False)
     rules = Policy.read(policy)
     site = Site(
         own.name,

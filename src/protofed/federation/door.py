@@ -237,7 +237,7 @@ def _row_bytes(record: Any) -> int:
         return 0
     parts = record.to_wire()
     free = [part for name, part in parts.items() if name in record.free_rows]
-    own = sum(math.prod(part.shape[1:]) * part.element_size() for part in free)
+    own: int = sum(math.prod(part.shape[1:]) * part.element_size() for part in free)
     return own + sum(_row_bytes(part) for part in parts.values())
 
 
