@@ -1,4 +1,4 @@
-"""The door inside a process: what an engine hands over is checked there too, and no state is committed that is no state."""
+"""The door inside a process: what an engine hands over is checked there too, and no broken state is committed."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -51,8 +51,8 @@ def federation_of(
         (lambda job, result: [(job, replace(result, samples="7"))], "it claims '7' samples"),
         (lambda job, result: [(job, replace(result, samples=True))], "it claims True samples"),
         (lambda job, result: [(job, replace(result, loss={str(k): 1.0 for k in range(99)}))], "it reports 99 losses"),
-        (lambda job, result: [], "it gave no answer"),
-        (lambda job, result: [(job, Failed("\x1b[2Jno\nluck" + "!" * 9999))], "no luck!!!"),
+        (lambda *_: [], "it gave no answer"),
+        (lambda job, _: [(job, Failed("\x1b[2Jno\nluck" + "!" * 9999))], "no luck!!!"),
     ],
 )
 def test_what_is_no_answer_leaves_its_client_out(make_data: Any, tmp_path: Any, forge: Any, reason: str) -> None:
@@ -93,7 +93,7 @@ def test_a_state_that_is_none_is_not_committed(
     first = next(rounds)
     assert federation.server is before
     assert {event["reason"] for event in first["events"]} == {
-        "with what has come the server's state would not be finite; the old one stays"
+        "the server's state would not be finite after this round; the old one stays"
     }
     assert federation.folder.committed_clients() == []
     assert next(rounds)["events"] == []
@@ -104,7 +104,7 @@ def test_a_state_that_is_none_is_not_committed(
 def test_an_error_in_a_method_is_its_authors_business(
     make_data: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def breaks(self: Any, server: Any, total: Any, at: Any) -> Any:
+    def breaks(*_: Any) -> Any:
         raise ValueError("a bug")
 
     monkeypatch.setattr(FedAvg, "aggregate", breaks)
