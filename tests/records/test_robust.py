@@ -119,6 +119,16 @@ def test_one_of_five_cannot_move_a_second_moment(rule: str) -> None:
     assert mean.tolist() == pytest.approx([1.0, 0.0, 1.0], abs=0.12)
 
 
+@pytest.mark.parametrize("rule", ["median", "trimmed=0.2"])
+def test_second_moments_are_drawn_in_as_a_whole(rule: str) -> None:
+    """Three clients with one direction each: the median of every coordinate would be no moment of anything, but zero."""
+    directions = [torch.tensor(v) for v in ([2.0, 0.0, 0.0], [0.0, 2.0, 0.0], [0.0, 0.0, 2.0])]
+    sent = [Moments(Sum(ClassTable(v.outer(v).reshape(1, -1), torch.tensor([9.0])), 9.0)) for v in directions]
+    found = total(rule, *sent).gram
+    mean = (found.rows[0] / found.count).reshape(3, 3)
+    assert torch.allclose(mean, torch.eye(3, dtype=mean.dtype) * 4 / 3)
+
+
 def test_types_are_kept() -> None:
     one = upload(torch.ones(2, dtype=torch.float32), torch.ones(1, 2), [1.0])
     assert total("norm-bound=1", one, one).weights.params["w"].dtype == torch.float32

@@ -36,6 +36,11 @@ class Robust(ABC):
         """How far from the median of all a value may be that is used by itself, in units of the median distance."""
         return _REACH
 
+    @property
+    def for_sums(self) -> "Robust":
+        """The rule for sums such as second moments: medians coordinate by coordinate would be moments of nothing."""
+        return NormBound(_DEFAULTS["norm-bound"])
+
     @abstractmethod
     def combine(self, values: Sequence[Pieces]) -> Pieces:
         """The common value, piece by piece; None where no client has the piece."""
@@ -80,6 +85,11 @@ class NormBound(Robust):
     def reach(self) -> float:
         """The factor."""
         return self.factor
+
+    @property
+    def for_sums(self) -> Robust:
+        """The same: it draws values in as a whole."""
+        return self
 
     def combine(self, values: Sequence[Pieces]) -> Pieces:
         """Scale down values that are too far out, then average."""

@@ -318,7 +318,8 @@ class _Gathered:
         raise TypeError("a robust rule knows no sums")
 
     def mean(self) -> Any:
-        values, counts = self._robust.combine(self._values), MEDIAN.combine(self._counts)
+        rule = self._robust.for_sums if isinstance(self._like, Sum) else self._robust
+        values, counts = rule.combine(self._values), MEDIAN.combine(self._counts)
         typical = _assembled(self._like.value, iter(zip(values, counts, strict=True)))
         if not isinstance(self._like, Sum):
             return typical
