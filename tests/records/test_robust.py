@@ -121,7 +121,7 @@ def test_one_of_five_cannot_move_a_second_moment(rule: str) -> None:
 
 @pytest.mark.parametrize("rule", ["median", "trimmed=0.2"])
 def test_second_moments_are_drawn_in_as_a_whole(rule: str) -> None:
-    """Three clients with one direction each: the median of every coordinate would be no moment of anything, but zero."""
+    """Three clients with one direction each: the median of every coordinate would be zero, the moment of nothing."""
     directions = [torch.tensor(v) for v in ([2.0, 0.0, 0.0], [0.0, 2.0, 0.0], [0.0, 0.0, 2.0])]
     sent = [Moments(Sum(ClassTable(v.outer(v).reshape(1, -1), torch.tensor([9.0])), 9.0)) for v in directions]
     found = total(rule, *sent).gram
