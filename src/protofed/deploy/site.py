@@ -46,7 +46,6 @@ from protofed.errors import BadMessage, UserError
 from protofed.guards import PrivacyLedger
 from protofed.records import Bytes, Message
 from protofed.runs.assembly import assemble
-from protofed.runs.run import MAY_CHANGE
 from protofed.system import make_private, one_thread, write_atomically
 from protofed.text import size
 
@@ -255,7 +254,9 @@ class _SiteRun:
             return costs.spent_by(client, tuple(rounds)) if context.guard.promises else None
 
         self._ledger = ledger.run(terms.run, self._folder / "answers", epsilon_of, context.guard.delta)
-        self._ledger.hold_to({key: value for key, value in terms.options.items() if key not in MAY_CHANGE})
+        self._ledger.hold_to(
+            {"guard": context.guard.model_dump(), "method": str(context.method), "plan": str(context.plan)}
+        )
 
     def answer(self, job: Job, message: Message, accepted: int | None, check_size: Callable[[int], None]) -> bytes:
         """The answer to a job. It is sealed before it leaves, and the same one is given when it is asked again."""
