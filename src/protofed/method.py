@@ -437,6 +437,10 @@ class Method(Generic[U]):
         """This client's weight in an average of weights."""
         return float(at.size) if self.weighting == "samples" else 1.0
 
+    def largest_weight(self, at: At) -> float:
+        """The most that a weight of this client's upload can honestly be; a client that claims more is left out."""
+        return max(self.weight(at), 1.0)
+
     def observe(self, net: Net, x: Tensor, y: Tensor) -> Notes:
         """What the method wants to know of every sample; prototypes are built from it."""
         return {"h": net.features(x), "y": y}

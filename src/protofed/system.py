@@ -110,6 +110,20 @@ def write_atomically(path: Path, content: bytes) -> None:
     temporary.replace(path)
 
 
+def make_private(folder: Path) -> list[Path]:
+    """Let nobody but this user into a folder and its files; what had been open to others before."""
+    folder.mkdir(parents=True, exist_ok=True)
+    opened = []
+    for path in (folder, *folder.rglob("*")):
+        if not path.is_symlink() and path.exists() and path.stat().st_mode & 0o077:
+            try:
+                path.chmod(0o700 if path.is_dir() else 0o600)
+            except OSError:
+                raise UserError(f"{path} can be read by others; chmod -R go= {folder}") from None
+            opened.append(path)
+    return opened
+
+
 class FileLock:
     """A lock that the kernel releases when its process dies; a process on a shared file system respects it too."""
 

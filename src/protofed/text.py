@@ -1,8 +1,12 @@
 """What people read and write: figures, tables, lists of names."""
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+_TERMINAL_CODES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|.)?|\x9b[0-?]*[ -/]*[@-~]")
+_LONGEST = 300
 
 
 def percent(value: float | None) -> str:
@@ -33,6 +37,17 @@ def duration(seconds: float) -> str:
     if seconds < 600:
         return "{} min {} s".format(*divmod(round(seconds), 60))
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def printable(text: str, longest: int = _LONGEST) -> str:
+    """Somebody else's text in one line that is safe to show and short enough to keep: without terminal codes, control
+    characters or marks that turn the direction of writing.
+    """
+    # What is cut off anyway is not looked at: a text of 30 MB costs nothing.
+    head = _TERMINAL_CODES.sub("", text[: 4 * longest])
+    words = "".join(character if character.isprintable() else " " for character in head).split()
+    line = " ".join(words)
+    return line if len(line) <= longest and len(text) <= 4 * longest else f"{line[: longest - 3]}..."
 
 
 def setting(value: object) -> str:

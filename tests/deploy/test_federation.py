@@ -27,6 +27,7 @@ from protofed.method import knob
 from protofed.methods.i2pfl import I2PFL
 from protofed.records import Bytes, Weights, encode
 from protofed.registry import register
+from protofed.report import write_report
 from protofed.testing import results_of, toy_data
 
 
@@ -328,6 +329,18 @@ def test_a_late_site_joins(three: Federation) -> None:
     ]
     assert run.rounds[1]["events"][0]["event"] == "joined"
     assert set(run.rounds[2]["accuracy"]["global"]) >= {"a", "b", "c"}
+    assert list(run.config["partition"]["clients"]) == ["a-0", "b-0", "c-0"]
+    page = write_report(run.path).read_text()
+    assert "c-0" in page
+
+
+def test_a_run_that_does_not_list_its_late_site_can_be_reported(three: Federation) -> None:
+    """Written before late sites were listed."""
+    run = three.run("i2pfl")
+    config = run.config
+    del config["partition"]["clients"]["c-0"]
+    (run.path / "run.json").write_text(json.dumps(config))
+    assert "c-0" in write_report(run.path).read_text()
 
 
 def test_a_late_site_is_turned_away_where_the_clients_are_fixed(three: Federation) -> None:

@@ -1,7 +1,10 @@
 """The server's door, at a real SuperLink: who has neither secret nor token nor a member's key gets nothing."""
 
+import re
 import ssl
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +14,13 @@ pytest.importorskip("flwr")
 
 import httpx
 
+from protofed.deploy import flower
 from protofed.deploy.keys import make_keys, revoke, server_keys, site_keys
 from protofed.deploy.link import SuperLink
+from protofed.deploy.node import clock_problem
 from protofed.deploy.programs import free_port
 from protofed.deploy.superlink import SECRET_HEADER
+from protofed.errors import UserError
 
 REFUSED = (401, 403)
 
@@ -119,3 +125,60 @@ def test_members_are_those_whose_keys_are_there(keys: Path, link: SuperLink) -> 
     revoke(keys, "late")
     assert set(link.admit_members()) == {"north"}
     assert _activate(site_keys(keys / "sites/late")) == 412
+
+
+def test_a_key_that_was_revoked_stays_out_and_holds_nobody_up(
+    keys: Path, link: SuperLink, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_keys(keys, site_keys(keys / "sites/north").server, ["gone"])
+    assert "gone" in link.admit_members()
+    revoke(keys, "gone")
+    assert "gone" not in link.admit_members()
+    public = keys / "server/sites/gone.pub"
+    public.with_suffix(".revoked").replace(public)
+    for _ in range(2):
+        assert set(link.admit_members()) == {"north"}
+    assert caplog.text.count("a revoked key stays out") == 1
+    public.unlink()
+
+
+def test_nobody_else_reads_what_the_server_keeps(keys: Path, link: SuperLink) -> None:  # noqa: ARG001
+    """Among it the token with which the server speaks for the federation."""
+    assert (keys / "server/link/state.db").exists()
+    for path in (keys, *keys.rglob("*")):
+        assert path.stat().st_mode & 0o077 == 0, path
+
+
+def test_a_second_server_does_not_take_the_first_ones_secret(keys: Path, link: SuperLink) -> None:
+    secret = (keys / "server/link/secret").read_bytes()
+    second = SuperLink(server_keys(keys), f"127.0.0.1:{free_port()}")
+    with pytest.raises(UserError, match="another server is running with the keys in"):
+        second.start()
+    second.end()
+    assert (keys / "server/link/secret").read_bytes() == secret
+    assert "north" in {node.name for node in link.nodes()}
+
+
+@pytest.mark.usefixtures("link")
+@pytest.mark.parametrize(("ahead", "told"), [(0, None), (20, "20 s ahead of"), (-900, "900 s behind")])
+def test_a_clock_that_is_off_is_named(
+    ahead: int,
+    told: str | None,
+    keys: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = time.time
+    monkeypatch.setattr(flower.time, "time", lambda: now() + ahead)
+    problem = clock_problem(site_keys(keys / "sites/north"))
+    if told is None:
+        assert problem is None
+    else:
+        digits = told.split(" ", 1)[1]
+        assert problem is not None
+        assert digits in problem
+        assert abs(int(re.findall(r"\d+", problem)[0]) - abs(ahead)) <= 3
+
+
+def test_no_clock_is_told_where_nobody_answers(keys: Path) -> None:
+    site = replace(site_keys(keys / "sites/north"), server=f"127.0.0.1:{free_port()}")
+    assert clock_problem(site) is None

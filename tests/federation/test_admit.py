@@ -23,7 +23,7 @@ def test_whoever_is_admitted_is_counted_everywhere(make_data: Any, tmp_path: Any
     second = next(rounds)
     assert second["participants"] == ["a-0", "b-0", "c-0"]
     assert set(second["accuracy"]["personal"]) == {"a-0", "b-0", "c-0", "average"}
-    spent = federation.privacy(2)
+    spent = federation.privacy()
     assert spent is not None
     assert set(spent["clients"]) == {"a-0", "b-0", "c-0"}
     assert spent["clients"]["c-0"] > 0

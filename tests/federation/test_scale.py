@@ -45,7 +45,8 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def personal(jobs: list[Any]) -> list[Evaluate]:
-    return [job for job in jobs if isinstance(job, Evaluate) and job.view == "personal"]
+    """Jobs on clients' own images; where all use the server's model, it comes with the job."""
+    return [job for job in jobs if isinstance(job, Evaluate) and job.client is not None and job.view != "local"]
 
 
 @pytest.mark.parametrize(("plain", "alone"), [("fedavg", "OneByOne"), ("fedbn", "OneByOneBN")])

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 import protofed
-from protofed.closed_form.rotation import Exchange, fold_of, rotation
+from protofed.closed_form.rotation import Turn, fold_of, rotation
 from protofed.errors import UserError
 from protofed.methods.prototune import TrainedRow, contrast, flattened, most_liked, restored
 from protofed.records import ClassTable, Weights, encode
@@ -19,20 +19,20 @@ def test_every_fold_scores_every_model_that_was_trained_without_it() -> None:
     exchanges = rotation(2, 2)
     first = [exchange for exchange in exchanges if exchange.fold == 0]
     assert first == [
-        Exchange(0, "statistics", 0),
-        Exchange(0, "training", 0),
-        Exchange(0, "statistics", 1),
-        Exchange(0, "training", 1),
-        Exchange(0, "statistics", 2),
-        Exchange(0, "scores", 2),
+        Turn(0, "statistics", 0),
+        Turn(0, "training", 0),
+        Turn(0, "statistics", 1),
+        Turn(0, "training", 1),
+        Turn(0, "statistics", 2),
+        Turn(0, "scores", 2),
     ]
     # A judge scores what it receives for training and at the end: each number of rounds once.
     scored = [exchange.trained for exchange in first if exchange.part != "statistics"]
     assert scored == [0, 1, 2]
-    assert exchanges[-1] == Exchange(None, "statistics", 2)
+    assert exchanges[-1] == Turn(None, "statistics", 2)
     assert rotation(0, 1) == (
-        Exchange(None, "statistics", 0),
-        Exchange(None, "training", 0),
+        Turn(None, "statistics", 0),
+        Turn(None, "training", 0),
         exchanges[-1]._replace(trained=1),
     )
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from protofed.errors import UserError
-from protofed.records import ClassTable, Mean, Record, Tally, Weights, parse_robust
+from protofed.records import ClassTable, Each, Mean, Record, Sum, Tally, Weights, parse_robust
 
 
 class Upload(Record):
@@ -19,7 +19,7 @@ def upload(value: Tensor, rows: Tensor, count: list[float], weight: float = 1.0)
     return Upload(Mean(Weights({"w": value}, {}), weight), Mean(ClassTable(rows, torch.tensor(count)), 1.0))
 
 
-def total(rule: str, *uploads: Upload) -> Any:
+def total(rule: str, *uploads: Any) -> Any:
     tally = Tally(parse_robust(rule))
     for index, one in enumerate(uploads):
         tally.add(f"site-{index}", one)
@@ -73,6 +73,60 @@ def test_a_class_is_averaged_over_its_owners() -> None:
     )
     assert found.P.rows[:, 0].tolist() == [3.0, 7.0]
     assert found.P.count.tolist() == [4.0, 1.0]  # a claimed count of 1000 does not count
+
+
+class Separate(Record):
+    P: Each[ClassTable]
+    model: Each[Weights]
+
+
+def separate(row: list[float], model: list[float], count: float = 3.0) -> Separate:
+    table = ClassTable(torch.tensor([row, [0.0, 0.0]]), torch.tensor([count, 0.0]))
+    return Separate(Each(table), Each(Weights({"w": torch.tensor(model)}, {})))
+
+
+def test_what_is_used_client_by_client_is_drawn_in() -> None:
+    """Distances from the median (0, 0): 1, 1, 1, 1 and 50; twice the median distance is 2."""
+    honest = [
+        ([1.0, 0.0], [0.0, 1.0]),
+        ([-1.0, 0.0], [0.0, -1.0]),
+        ([0.0, 1.0], [1.0, 0.0]),
+        ([0.0, -1.0], [-1.0, 0.0]),
+    ]
+    sent = [*(separate(*each) for each in honest), separate([30.0, 40.0], [-30.0, -40.0])]
+    found = total("median", *sent)
+    for k, (row, model) in enumerate(honest):
+        assert found.P[f"site-{k}"].rows[0].tolist() == pytest.approx(row)
+        assert found.model[f"site-{k}"].params["w"].tolist() == pytest.approx(model)
+    assert found.P["site-4"].rows.tolist() == [pytest.approx([1.2, 1.6]), [0.0, 0.0]]
+    assert found.P["site-4"].count.tolist() == [3.0, 0.0]
+    assert found.model["site-4"].params["w"].tolist() == pytest.approx([-1.2, -1.6])
+
+
+class Moments(Record):
+    gram: Sum[ClassTable]
+
+
+@pytest.mark.parametrize("rule", ["median", "trimmed=0.2", "norm-bound=1"])
+def test_one_of_five_cannot_move_a_second_moment(rule: str) -> None:
+    """What the closed-form heads are computed from: G / n and n, of which the server sees the sum."""
+    honest = [
+        Moments(Sum(ClassTable(torch.tensor([[g, 0.0, g]]), torch.tensor([20.0])), 20.0)) for g in (1, 1.1, 0.9, 1)
+    ]
+    lie = Moments(Sum(ClassTable(torch.tensor([[-50.0, 1e6, 50.0]]), torch.tensor([20.0])), 20.0))
+    found = total(rule, *honest, lie).gram
+    mean = found.rows[0] / found.count
+    assert mean.tolist() == pytest.approx([1.0, 0.0, 1.0], abs=0.12)
+
+
+@pytest.mark.parametrize("rule", ["median", "trimmed=0.2"])
+def test_second_moments_are_drawn_in_as_a_whole(rule: str) -> None:
+    """Three clients with one direction each: the median of every coordinate would be zero, the moment of nothing."""
+    directions = [torch.tensor(v) for v in ([2.0, 0.0, 0.0], [0.0, 2.0, 0.0], [0.0, 0.0, 2.0])]
+    sent = [Moments(Sum(ClassTable(v.outer(v).reshape(1, -1), torch.tensor([9.0])), 9.0)) for v in directions]
+    found = total(rule, *sent).gram
+    mean = (found.rows[0] / found.count).reshape(3, 3)
+    assert torch.allclose(mean, torch.eye(3, dtype=mean.dtype) * 4 / 3)
 
 
 def test_types_are_kept() -> None:

@@ -3,7 +3,10 @@
 import html
 import http.client
 import json
+import os
+import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -16,8 +19,9 @@ import pytest
 from browser import PROGRAM, WHY_NOT, Tab, started
 
 import protofed
-from protofed.federation.folder import LockHolder
+from protofed.federation.lock_holder import LockHolder
 from protofed.report.server import ReportServer
+from protofed.system import FileLock
 
 LONG = ["--model", "mlp", "--rounds", "100000", "--engine", "loop", "--quiet"]
 
@@ -128,11 +132,93 @@ def test_a_folder_in_which_nothing_has_begun(tmp_path: Path) -> None:
 def test_a_lock_of_the_past_is_nobody(tmp_path: Path) -> None:
     process = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
     here = LockHolder.here()
+    (tmp_path / ".lock").write_text(here.note())
+    assert LockHolder.of(tmp_path) is None, "nobody holds the lock"
+    lock = FileLock(tmp_path / ".lock")
+    lock.acquire("busy", note=here.note())
+    assert LockHolder.of(tmp_path) == here
     for changes in ({"pid": int(process.stdout)}, {"host": "elsewhere"}, {"began": "1"}):
         (tmp_path / ".lock").write_text(json.dumps({**vars(here), **changes}))
         assert LockHolder.of(tmp_path) is None
-    (tmp_path / ".lock").write_text(json.dumps(vars(here)))
-    assert LockHolder.of(tmp_path) == here
+    lock.release()
+
+
+@pytest.fixture
+def bystander() -> Iterator[subprocess.Popen[bytes]]:
+    """Somebody else's work, in a group of its own."""
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+    yield process
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.parametrize("aim", ["group", "process", "parent", "text", "init"])
+def test_stop_cannot_be_aimed_at_others(tmp_path: Path, aim: str, bystander: subprocess.Popen[bytes]) -> None:
+    """Whoever may write into a shared run folder may not have its reader kill anything."""
+    number: object = {"group": -bystander.pid, "text": "1", "init": 1}.get(aim, bystander.pid)
+    claim = {"pid": os.getpid() if aim != "process" else number, "answers": number, "host": socket.gethostname()}
+    lock = FileLock(tmp_path / ".lock")
+    began = Path(f"/proc/{bystander.pid}/stat").read_text().rpartition(")")[2].split()[19]
+    for since in ("", began):
+        lock.acquire("busy", note=json.dumps({**claim, "began": since}))
+        assert LockHolder.of(tmp_path) is None
+        with ReportServer(tmp_path) as server:
+            assert server.report.stop() == 0
+        lock.release()
+    assert bystander.poll() is None
+
+
+def answer_of(server: ReportServer, request: bytes, answers: int = 1) -> bytes:
+    """What comes back for raw bytes on one connection."""
+    host, port = server.server_address[:2]
+    with socket.create_connection((str(host), int(port)), timeout=10) as connection:
+        connection.sendall(request.replace(b"PORT", str(port).encode()))
+        got = b""
+        while got.count(b"HTTP/1.1") < answers or b"\r\n\r\n" not in got:
+            piece = connection.recv(65536)
+            if not piece:
+                break
+            got += piece
+    return got
+
+
+@pytest.fixture
+def oddly_named(tmp_path: Path) -> Iterator[ReportServer]:
+    folder = tmp_path / "<img src=x onerror=alert(1)>"
+    folder.mkdir()
+    with serving(folder) as server:
+        yield server
+
+
+def test_the_name_of_a_folder_is_text(oddly_named: ReportServer) -> None:
+    got = answer_of(oddly_named, b"GET / HTTP/1.1\r\nHost: 127.0.0.1:PORT\r\nConnection: close\r\n\r\n")
+    assert b"<img" not in got
+    assert b"Content-Security-Policy: default-src 'none'" in got
+
+
+def test_the_body_of_a_request_is_no_request(oddly_named: ReportServer) -> None:
+    """A page elsewhere could else send a second request in the body of the first, with headers of its choice."""
+    inner = b"GET / HTTP/1.1\r\nHost: 127.0.0.1:PORT\r\n\r\n"
+    port = str(oddly_named.server_address[1]).encode()
+    body = inner.replace(b"PORT", port)
+    head = b"POST /stop HTTP/1.1\r\nHost: 127.0.0.1:PORT\r\nContent-Length: %d\r\n\r\n" % len(body)
+    got = answer_of(oddly_named, head + body + b"GET /end HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 3)
+    assert got.count(b"HTTP/1.1 403") == 2
+    assert b"HTTP/1.1 200" not in got
+    longer = b"POST /stop HTTP/1.1\r\nHost: 127.0.0.1:PORT\r\nContent-Length: 999999999\r\n\r\n"
+    assert answer_of(oddly_named, longer + body, 2).count(b"HTTP/1.1") == 1
+
+
+def test_the_address_is_told_at_once_into_a_pipe(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "protofed", "watch", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            ready, _, _ = select.select([process.stdout], [], [], 120)
+            assert ready
+            assert process.stdout.readline().startswith("http://127.0.0.1:")
+        finally:
+            process.terminate()
 
 
 @pytest.mark.slow

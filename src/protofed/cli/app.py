@@ -1,5 +1,6 @@
 """All commands together, and what the shell sees when one ends."""
 
+import errno
 import logging
 import signal
 import sys
@@ -33,7 +34,8 @@ from protofed.cli.run import run_command
 from protofed.cli.stopping import INTERRUPTED, TERMINATED, Stopped, Terminated
 from protofed.cli.sweep import sweep_command
 from protofed.cli.watch import watch_command
-from protofed.errors import UserError
+from protofed.errors import BadMessage, UserError
+from protofed.text import printable
 
 _GOES_ON = "stopped; what is finished is kept, and the same command goes on from there"
 
@@ -77,6 +79,13 @@ def start(context: typer.Context) -> None:
         show_first_steps()
 
 
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG)
+_OF_THE_MACHINE = (*_FULL, *_PLACE)
+"""Errors that say what is wrong with a place the user has chosen."""
+_REMEDIES = dict.fromkeys(_FULL, "; what is finished is kept: make room, and go on with --resume")
+
+
 @contextmanager
 def _warnings_on_stderr() -> Iterator[None]:
     """Nothing but warnings, on standard error; afterwards logging is as it was, for `main` may be part of a program."""
@@ -112,12 +121,16 @@ def main(arguments: list[str] | None = None) -> int:
         return _say_stopped(_GOES_ON, INTERRUPTED)
     except Terminated:
         return _say_stopped(_GOES_ON, TERMINATED)
+    except BadMessage as error:
+        return _print_error(f"a file of the run is damaged: {printable(str(error))}")
     except BrokenPipeError:
         return 1
+    except OSError as error:
+        if error.errno not in _OF_THE_MACHINE:
+            return _internal_failure(error)
+        return _print_error(f"{error.strerror}: {error.filename or 'a file'}{_REMEDIES.get(error.errno, '')}")
     except Exception as error:
-        traceback.print_exc()
-        print(f"error: internal failure: {type(error).__name__}", file=sys.stderr)
-        return 1
+        return _internal_failure(error)
     if result == INTERRUPTED:  # typer turns Ctrl-C into this
         return _say_stopped(_GOES_ON, INTERRUPTED)
     return result if isinstance(result, int) else 0
@@ -125,6 +138,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _terminate(_signal: int, _frame: FrameType | None) -> NoReturn:
     raise Terminated
+
+
+def _internal_failure(error: Exception) -> int:
+    traceback.print_exception(error)
+    print(f"error: internal failure: {type(error).__name__}", file=sys.stderr)
+    return 1
 
 
 def _say_stopped(text: str, code: int) -> int:

@@ -1,6 +1,8 @@
 """`protofed deploy`: a federation between machines."""
 
 import json
+import os
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -136,12 +138,25 @@ def site_command(
     from protofed.deploy.policy import Policy
     from protofed.deploy.site import Site, SiteData
     from protofed.engines.flower import prepare_flower
+    from protofed.system import make_private
 
+    os.umask(0o077)  # what a site writes is its own
     prepare_flower()
     own = site_keys(keys, server)
+    try:
+        make_private(keys)
+    except UserError as problem:  # a folder that may only be read, as in a container
+        console().print(f"warning: {problem}", markup=False)
     rules = Policy.read(policy)
     site = Site(
-        own.name, SiteData(data, labels, classes), state, rules, weights=weights, plugins=plugin or (), device=device
+        own.name,
+        SiteData(data, labels, classes),
+        state,
+        rules,
+        weights=weights,
+        plugins=plugin or (),
+        device=device,
+        tell=_tell,
     )
     _show_site(site, own.server, rules.as_dict())
     if check:
@@ -170,6 +185,12 @@ def status_command(
         return
     rows = [[node.name, "yes" if node.online else "no", node.since or "never"] for node in nodes]
     show_table(Table("Members of the federation", ["site", "connected", "last seen coming"], rows, numeric=False))
+
+
+def _tell(line: str) -> None:
+    """A line of a site's console, there at once also where it goes to a file."""
+    console().print(f"{datetime.now():%H:%M:%S} {line}", markup=False, highlight=False, soft_wrap=True)
+    console().file.flush()
 
 
 def _show_site(site: Any, server: str, rules: Any) -> None:

@@ -1,5 +1,6 @@
 """`protofed watch`: the report page of runs that are going on."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -24,6 +25,7 @@ def watch_command(
         raise UserError(f"there is no folder {folder}; start a run with --out {folder} first")
     with ReportServer(folder, port) as server:
         console().print(f"{server.address} shows {folder}; Ctrl-C ends this, not the runs", soft_wrap=True)
+        sys.stdout.flush()  # also into a pipe, where nothing would be read until much more was written
         if show:
             typer.launch(server.address)
         try:

@@ -23,7 +23,16 @@ from protofed.clients.jobs import (
 )
 from protofed.clients.prepared import GlobalModel, Prepared, Templates, prepare
 from protofed.clients.store import ClientState, ClientStore, Sources, plain_name
-from protofed.clients.wire import decode_job, decode_result, encode_job, encode_result, pack, unpack
+from protofed.clients.wire import (
+    decode_job,
+    decode_result,
+    encode_job,
+    encode_result,
+    pack,
+    refusal_in,
+    unpack,
+    unpack_answer,
+)
 
 __all__ = [
     "FROZEN",
@@ -60,5 +69,7 @@ __all__ = [
     "pack",
     "plain_name",
     "prepare",
+    "refusal_in",
     "unpack",
+    "unpack_answer",
 ]

@@ -63,6 +63,8 @@ class RunContext:
     """Augmented views of every training image, where the first stages are frozen; the first is the image itself."""
     robust: Robust | None = None
     """A robust rule that replaces the mean over clients."""
+    max_share: float | None = None
+    """The most that one client may count in a mean over clients."""
 
     @property
     def model(self) -> Split:

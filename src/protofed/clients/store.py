@@ -1,5 +1,7 @@
 """What clients keep between rounds, one file each, changed only when a whole round is committed."""
 
+import os
+import shutil
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -53,6 +55,15 @@ class ClientStore:
         """Write a client's new state beside the committed one."""
         write_atomically(self._proposal(client, round), encode(state, client).blob)
 
+    def keep_proposal(self, client: str, round: int, path: Path) -> None:
+        """Keep a proposal also under another name, for `propose_again`."""
+        _link(self._proposal(client, round), path)
+
+    def propose_again(self, client: str, round: int, path: Path) -> None:
+        """Propose what was kept, where it has been withdrawn since."""
+        if not self._proposal(client, round).exists():
+            _link(path, self._proposal(client, round))
+
     def withdraw(self, client: str, round: int) -> None:
         """Forget the proposal of a client whose upload was refused."""
         self._proposal(client, round).unlink(missing_ok=True)
@@ -95,3 +106,12 @@ def plain_name(client: str) -> str:
     if client in ("", "..") or Path(client).name != client or "\0" in client:
         raise UserError(f"a client cannot be called {client!r}: files are named after clients")
     return client
+
+
+def _link(source: Path, target: Path) -> None:
+    """Another name for a file that is only ever replaced, never changed; a copy where there are no links."""
+    target.unlink(missing_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)

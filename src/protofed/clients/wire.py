@@ -1,21 +1,23 @@
 """Jobs and results as bytes, for engines whose clients are other machines. Never pickled: what arrives is checked.
 
 An envelope is a length, a JSON header of that length, and a body: a record as the codec has encoded it, or the values
-of an array.
+of an array. Headers are short, their numbers are numbers, and their texts are made printable; what the answer to a
+certain job may be is for `federation/door.py` to say.
 """
 
 import json
 import struct
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from protofed.clients import jobs
 from protofed.errors import BadMessage
 from protofed.records import KINDS, Bytes, Message
+from protofed.text import printable
 
 _LENGTH = struct.Struct("<I")
 _CHECKS: dict[type, TypeAdapter[Any]] = {}
@@ -23,14 +25,64 @@ _JOBS = {
     kind.__name__.lower(): kind for kind in (jobs.Train, jobs.Summarise, jobs.Evaluate, jobs.Predict, jobs.Project)
 }
 _FLOATS = ("float32", "float64")
+_LONGEST_HEADER = 64 * 2**20
+"""Of what a server sends, which lists all sites and classes."""
+_LONGEST_ANSWER = 2**20
+"""A longer header of an answer is not even parsed."""
+_LONGEST_TRACE = 20_000
+MOST_LOSSES, LONGEST_NAME = 64, 100
+
+Count = Annotated[int, Field(strict=True, ge=0, le=2**53)]
+"""A number of things that somebody else claims; larger ones are not even exact in a float."""
+Name = Annotated[str, Field(strict=True, min_length=1, max_length=LONGEST_NAME)]
 
 
 @dataclass(frozen=True)
 class _TrainedHeader:
     """What a client reports beside its upload."""
 
-    loss: dict[str, float]
-    samples: int
+    loss: Annotated[dict[Name, float], Field(max_length=MOST_LOSSES)]
+    samples: Count
+
+
+@dataclass(frozen=True)
+class _SizeHeader:
+    """Bytes by kind."""
+
+    weights: Count
+    prototypes: Count
+    features: Count
+    other: Count
+
+
+@dataclass(frozen=True)
+class _PartHeader:
+    """A score without parts of its own."""
+
+    correct: Count
+    total: Count
+    parts: tuple[()] = ()
+
+
+@dataclass(frozen=True)
+class _ScoreHeader:
+    """A score."""
+
+    correct: Count
+    total: Count
+    parts: tuple[_PartHeader, ...] = ()
+
+    def score(self) -> jobs.Score:
+        """As clients give it."""
+        return jobs.Score(self.correct, self.total, tuple(jobs.Score(part.correct, part.total) for part in self.parts))
+
+
+@dataclass(frozen=True)
+class _ProjectedHeader:
+    """Two scores."""
+
+    before: _ScoreHeader
+    after: _ScoreHeader
 
 
 def pack(header: Mapping[str, Any], body: bytes = b"") -> bytes:
@@ -39,13 +91,15 @@ def pack(header: Mapping[str, Any], body: bytes = b"") -> bytes:
     return _LENGTH.pack(len(text)) + text + body
 
 
-def unpack(envelope: bytes, sender: str) -> tuple[dict[str, Any], bytes]:
-    """Header and body of an envelope."""
+def unpack(envelope: bytes, sender: str, longest: int = _LONGEST_HEADER) -> tuple[dict[str, Any], bytes]:
+    """Header and body of an envelope; a header longer than `longest` bytes is refused unread."""
     try:
         (length,) = _LENGTH.unpack_from(envelope)
         start = _LENGTH.size + length
         if start > len(envelope):
             raise ValueError("it is cut off")
+        if length > longest:
+            raise ValueError(f"its header takes {length} bytes, at most {longest} are read")
         header = json.loads(envelope[_LENGTH.size : start])
         if not isinstance(header, dict):
             raise ValueError("its header is not an object")
@@ -66,7 +120,7 @@ def decode_job(envelope: bytes, sender: str) -> tuple[jobs.Job, Message]:
     if kind is None:
         raise BadMessage(f"{sender}: the envelope holds no job")
     size = _size(header.pop("size", None), body, sender)
-    return _checked(kind, header, sender), Message(body, size)
+    return checked(kind, header, sender), Message(body, size)
 
 
 def encode_result(result: jobs.Result) -> bytes:
@@ -80,35 +134,46 @@ def encode_result(result: jobs.Result) -> bytes:
     return pack({"result": type(result).__name__.lower(), **asdict(result)})
 
 
+def unpack_answer(envelope: bytes, sender: str) -> tuple[dict[str, Any], bytes]:
+    """Header and body of what a site answers."""
+    return unpack(envelope, sender, _LONGEST_ANSWER)
+
+
+def refusal_in(envelope: bytes, sender: str) -> str | None:
+    """Why a site refuses what it was asked, in printable words; None where it does not."""
+    try:
+        header, _ = unpack_answer(envelope, sender)
+    except BadMessage as problem:
+        return printable(str(problem))
+    return printable(str(header.get("reason", "it gives no reason"))) if header.get("result") == "failed" else None
+
+
 def decode_result(envelope: bytes, sender: str) -> jobs.Result:
     """The result in an envelope, checked."""
-    header, body = unpack(envelope, sender)
+    header, body = unpack_answer(envelope, sender)
     kind = header.pop("result", None)
     if kind == "trained":
         size = _size(header.pop("size", None), body, sender)
-        report = _checked(_TrainedHeader, header, sender)
+        report = checked(_TrainedHeader, header, sender)
         return jobs.Trained(body, size, report.loss, report.samples)
     if kind == "predicted":
         return jobs.Predicted(_array(header, body, sender))
     if kind == "score":
-        score: jobs.Score = _checked(jobs.Score, header, sender)
-        _refuse_impossible(score, sender)
-        return score
+        return _possible(checked(_ScoreHeader, header, sender).score(), sender)
     if kind == "projected":
-        projected: jobs.Projected = _checked(jobs.Projected, header, sender)
-        for score in (projected.before, projected.after):
-            _refuse_impossible(score, sender)
-        return projected
+        projected = checked(_ProjectedHeader, header, sender)
+        return jobs.Projected(*(_possible(each.score(), sender) for each in (projected.before, projected.after)))
     if kind == "failed":
-        failed: jobs.Failed = _checked(jobs.Failed, header, sender)
-        return failed
+        failed: jobs.Failed = checked(jobs.Failed, header, sender)
+        return jobs.Failed(printable(failed.reason), failed.trace[:_LONGEST_TRACE], failed.not_finite)
     raise BadMessage(f"{sender}: the envelope holds no result")
 
 
-def _refuse_impossible(score: jobs.Score, sender: str) -> None:
+def _possible(score: jobs.Score, sender: str) -> jobs.Score:
     for part in (score, *score.parts):
-        if not 0 <= part.correct <= part.total:
+        if part.correct > part.total:
             raise BadMessage(f"{sender}: {part.correct} correct of {part.total} is no score")
+    return score
 
 
 def _array(header: dict[str, Any], body: bytes, sender: str) -> Any:
@@ -117,7 +182,7 @@ def _array(header: dict[str, Any], body: bytes, sender: str) -> Any:
         raise BadMessage(f"{sender}: the envelope holds no array of probabilities")
     try:
         return np.frombuffer(body, dtype=dtype).reshape(shape)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise BadMessage(f"{sender}: the array does not have the shape that is promised ({error})") from None
 
 
@@ -125,22 +190,25 @@ def _size(report: Any, body: bytes, sender: str) -> Bytes:
     """Bytes by kind as the sender counted them, which must add up to what has arrived."""
     if not isinstance(report, dict) or sorted(report) != sorted(KINDS):
         raise BadMessage(f"{sender}: the envelope does not say what its bytes are")
-    size: Bytes = _checked(Bytes, report, sender)
-    if size.total != len(body) or min(report.values()) < 0:
+    size = Bytes(**asdict(checked(_SizeHeader, report, sender)))
+    if size.total != len(body):
         raise BadMessage(f"{sender}: {len(body)} bytes have come where {size.total} are announced")
     return size
 
 
-def _checked(kind: type[Any], values: Mapping[str, Any], sender: str) -> Any:
-    """An instance of a dataclass from values that were sent."""
+def checked(kind: type[Any], values: Any, sender: str, what: str | None = None) -> Any:
+    """An instance of a dataclass from values that were sent; its types and their bounds are what is let in."""
+    name = what or kind.__name__.strip("_").removesuffix("Header")
+    if not isinstance(values, Mapping):
+        raise BadMessage(f"{sender}: there is no {name}")
     unknown = values.keys() - {entry.name for entry in fields(kind)}
     if unknown:
-        raise BadMessage(f"{sender}: a {kind.__name__} has no field {sorted(unknown)[0]!r}")
+        raise BadMessage(f"{sender}: a {name} has no field {printable(repr(sorted(unknown)[0]), LONGEST_NAME)}")
     if kind not in _CHECKS:
         _CHECKS[kind] = TypeAdapter(kind)
     try:
         return _CHECKS[kind].validate_python(dict(values))
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
-        raise BadMessage(f"{sender}: field {field!r} of the {kind.__name__}: {first['msg']}") from None
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        field = printable(".".join(str(part) for part in first["loc"]), LONGEST_NAME)
+        raise BadMessage(f"{sender}: field {field!r} of the {name}: {printable(first['msg'])}") from None

@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 from protofed.method import At
 
 
-class Exchange(NamedTuple):
+class Turn(NamedTuple):
     """What one exchange of a rotation is for."""
 
     fold: int | None
@@ -15,19 +15,19 @@ class Exchange(NamedTuple):
     """Rounds of training behind the model that is received."""
 
 
-def rotation(folds: int, rounds: int) -> tuple[Exchange, ...]:
+def rotation(folds: int, rounds: int) -> tuple[Turn, ...]:
     """Every fold once left out of `rounds` rounds of training, then all together.
 
     A model is known by its statistics before it is trained or scored, so training and statistics take turns.
     """
-    exchanges: list[Exchange] = []
+    turns: list[Turn] = []
     for fold in (*range(folds), None):
         for done in range(rounds):
-            exchanges += [Exchange(fold, "statistics", done), Exchange(fold, "training", done)]
-        exchanges.append(Exchange(fold, "statistics", rounds))
+            turns += [Turn(fold, "statistics", done), Turn(fold, "training", done)]
+        turns.append(Turn(fold, "statistics", rounds))
         if fold is not None:
-            exchanges.append(Exchange(fold, "scores", rounds))
-    return tuple(exchanges)
+            turns.append(Turn(fold, "scores", rounds))
+    return tuple(turns)
 
 
 def fold_of(client: str, folds: int, at: At) -> int:

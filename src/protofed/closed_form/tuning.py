@@ -176,6 +176,10 @@ class TunedBySites(BalancedMoments[Any]):
         told = {name: map_tensors(getattr(nobody, name), lambda t: t.to(down.sums.rows)) for name in ("sums", "gram")}
         return self.with_head(replace(joined, shared=replace(down, **told)), at)
 
+    def largest_weight(self, at: At) -> float:
+        """Scores count by images."""
+        return max(super().largest_weight(at), float(at.size))
+
     @property
     def _lams(self) -> tuple[float, ...]:
         return LAMS if self.tune in ("lam", "both") else (self.lam,)

@@ -5,30 +5,40 @@ them, as many of each class as their site says it holds; they share one zero, so
 own images in their place, and so both sides prepare the same run.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
-from typing import Any, TypeVar
+from typing import Annotated, Any
 
 import torch
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field
 
+from protofed.clients.wire import Name, checked
 from protofed.data import Dataset, Domain, Images, Normalise
 from protofed.errors import BadMessage, UserError
+from protofed.text import printable
 
-T = TypeVar("T")
+_MOST_CLASSES = 10_000
+_MOST_IMAGES = 10_000_000
+"""Of one site, to train and to test: the server counts with a label for each of them."""
+_LONGEST_SIDE = 16_384
+
+_Side = Annotated[int, Field(strict=True, ge=1, le=_LONGEST_SIDE)]
+_Images = Annotated[int, Field(strict=True, ge=0, le=_MOST_IMAGES)]
+_Counts = Annotated[tuple[_Images, ...], Field(min_length=1, max_length=_MOST_CLASSES)]
 
 
 @dataclass(frozen=True)
 class Hello:
     """What a site says of itself before anything begins."""
 
-    protofed: str
-    classes: tuple[str, ...]
-    image_shape: tuple[int, int, int]
-    train: tuple[int, ...]
+    protofed: Name
+    classes: Annotated[tuple[Name, ...], Field(min_length=1, max_length=_MOST_CLASSES)]
+    image_shape: tuple[_Side, _Side, _Side]
+    train: _Counts
     """Images of each class."""
-    test: tuple[int, ...]
+    test: _Counts
 
     @classmethod
     def of(cls, dataset: Dataset) -> "Hello":
@@ -42,11 +52,17 @@ class Hello:
     @classmethod
     def read(cls, content: Any, sender: str) -> "Hello":
         """From what was sent."""
-        hello = _validated(cls, content, sender, "hello")
-        if {len(hello.train), len(hello.test)} != {len(hello.classes)} or min(*hello.train, *hello.test) < 0:
+        hello: Hello = checked(cls, content, sender, "hello")
+        if {len(hello.train), len(hello.test)} != {len(hello.classes)}:
             raise BadMessage(f"{sender}: its counts do not fit its classes")
         if not sum(hello.train):
             raise BadMessage(f"{sender}: it holds no training images")
+        if sum(hello.train) > _MOST_IMAGES or sum(hello.test) > _MOST_IMAGES:
+            raise BadMessage(f"{sender}: it claims more than {_MOST_IMAGES} images")
+        if not all(name.isprintable() for name in (hello.protofed, *hello.classes)):
+            raise BadMessage(f"{sender}: a name in its hello cannot be printed")
+        if len(set(hello.classes)) < len(hello.classes):
+            raise BadMessage(f"{sender}: two of its classes have the same name")
         return hello
 
 
@@ -61,10 +77,22 @@ class Census:
     @classmethod
     def of(cls, hellos: Mapping[str, Hello], shape: tuple[int, int, int] | None = None) -> "Census":
         """What the sites agree on; one that differs is named. Shapes may differ where the run fixes one."""
-        first, model = next(iter(hellos.items()))
+        first, model = _like_most(hellos, shape is None)
         for name, hello in hellos.items():
             cls._compare(name, hello, first, model, shape is None)
         return cls(model.classes, shape or model.image_shape, dict(hellos))
+
+    @classmethod
+    def differing(cls, hellos: Mapping[str, Hello], shape: tuple[int, int, int] | None = None) -> dict[str, str]:
+        """The sites that are not like most of the others, and in what."""
+        first, model = _like_most(hellos, shape is None)
+        different = {}
+        for name, hello in hellos.items():
+            try:
+                cls._compare(name, hello, first, model, shape is None)
+            except UserError as problem:
+                different[name] = printable(str(problem))
+        return different
 
     def with_site(self, name: str, hello: Hello, fixed: bool) -> "Census":
         """With one more, which must be like the others."""
@@ -80,7 +108,7 @@ class Census:
             )
         if hello.classes != model.classes:
             raise UserError(
-                f"{name} has the classes {', '.join(hello.classes)}, {first} has {', '.join(model.classes)}; "
+                f"{name} has the classes {_named(hello)}, {first} has {_named(model)}; "
                 "sites need the same classes (--labels at the site regroups them, --classes names those it lacks)"
             )
         if shapes_too and hello.image_shape != model.image_shape:
@@ -107,7 +135,8 @@ class Census:
     @classmethod
     def read(cls, content: Any, sender: str) -> "Census":
         """From what was sent or stored."""
-        return _validated(cls, content, sender, "census")
+        census: Census = checked(cls, content, sender, "census")
+        return census
 
     def _blank(self, counts: tuple[int, ...]) -> Images:
         labels = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
@@ -115,12 +144,19 @@ class Census:
         return Images(pixel.expand(len(labels), *self.image_shape), labels)
 
 
-def _validated(kind: type[T], content: Any, sender: str, what: str) -> T:
-    try:
-        return TypeAdapter(kind).validate_python(content)
-    except ValidationError as error:
-        raise BadMessage(f"{sender}: {error.errors()[0]['msg']} in its {what}") from None
+def _like_most(hellos: Mapping[str, Hello], shapes_too: bool) -> tuple[str, Hello]:
+    """The first of those whose images can be used together with most others', and its name."""
+
+    def kind(hello: Hello) -> tuple[object, ...]:
+        return hello.protofed == version("protofed"), hello.classes, hello.image_shape if shapes_too else None
+
+    ((most, _),) = Counter(kind(hello) for hello in hellos.values()).most_common(1)
+    return next((name, hello) for name, hello in hellos.items() if kind(hello) == most)
 
 
 def _shape(hello: Hello) -> str:
     return "x".join(str(side) for side in hello.image_shape)
+
+
+def _named(hello: Hello) -> str:
+    return printable(", ".join(hello.classes))

@@ -9,9 +9,12 @@ test_processes.py run all of it for real.
 """
 
 import hashlib
+import ssl
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from protofed.deploy.superlink import SECRET_HEADER
@@ -33,6 +36,15 @@ _ONLINE, _UNREGISTERED = "online", "unregistered"
 """States of a node. If renamed, no site would count as connected, or revoked ones as members."""
 _FINISHED = "finished"
 """State of a run. Renamed, the next run would try to stop runs that are over."""
+
+_TAKEN = (409, 412)
+"""HTTP's Conflict and Precondition Failed."""
+_SKEW_SECONDS = 10.0
+
+
+class KeyUsedBefore(Exception):
+    """A key that was registered before and is not any more."""
+
 
 # Sites run the protofed that is installed there; nothing that is sent is executed. Flower wants an app all the same.
 _APP = """
@@ -123,10 +135,20 @@ def list_nodes(control: "ControlHttpClient") -> list[MemberNode]:
 
 
 def register_node(control: "ControlHttpClient", name: str, public_key: bytes) -> None:
-    """Admit the holder of the private key. Without it no site can connect."""
+    """Admit the holder of the private key. Without it no site can connect.
+
+    Flower remembers every key it was ever given, and takes none twice. Told by another status, the server does not
+    start where a revoked key was put back.
+    """
+    import httpx
     from flwr.proto.control_pb2 import RegisterNodeRequest
 
-    control.RegisterNode(RegisterNodeRequest(public_key=public_key, name=name))
+    try:
+        control.RegisterNode(RegisterNodeRequest(public_key=public_key, name=name))
+    except httpx.HTTPStatusError as error:
+        if error.response.status_code in _TAKEN:
+            raise KeyUsedBefore(name) from error
+        raise
 
 
 def unregister_node(control: "ControlHttpClient", node_id: int) -> None:
@@ -160,6 +182,22 @@ def stop_runs(control: "ControlHttpClient") -> None:
     for run_id, run in control.ListRuns(ListRunsRequest()).run_dict.items():
         if run.status.status != _FINISHED:
             control.StopRun(StopRunRequest(run_id=run_id))
+
+
+def clock_skew(address: str, authority: bytes) -> float | None:
+    """Seconds by which this machine's clock is ahead of the server's; None where the server does not tell.
+
+    Flower signs requests with the time and refuses those from the future, or five minutes old, without saying so.
+    """
+    import httpx
+
+    context = ssl.create_default_context(cadata=authority.decode())
+    try:
+        response = httpx.get(f"https://{address}/health", verify=context, timeout=_SKEW_SECONDS)
+        told = parsedate_to_datetime(response.headers["Date"])
+    except (httpx.HTTPError, KeyError, ValueError, TypeError):
+        return None
+    return time.time() - told.timestamp()
 
 
 # The Runtime API: tasks, which Flower would give to processes that it starts itself

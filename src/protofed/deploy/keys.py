@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from protofed.deploy.flower import public_key_bytes
 from protofed.errors import UserError
-from protofed.system import write_atomically
+from protofed.system import make_private, write_atomically
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
@@ -76,18 +76,20 @@ def make_keys(folder: Path, server: str, sites: Iterable[str]) -> list[Path]:
     host, port = host_and_port(server)
     if not (folder / "server" / "server.pem").exists():
         _make_server(folder, host)
-    return [
+    made = [
         _make_site(folder, name, f"{host}:{port}")
         for name in names
         if not (folder / "server" / "sites" / f"{name}.pub").exists()
     ]
+    make_private(folder)
+    return made
 
 
 def _make_site(folder: Path, name: str, server: str) -> Path:
     own, public = folder / "sites" / name, folder / "server" / "sites" / f"{name}.pub"
     if own.exists():
         raise UserError(f"{own} exists although {name} is no member any more; remove it to make new keys for {name}")
-    own.mkdir(parents=True)
+    own.mkdir(parents=True, mode=0o700)
     key = _new_key()
     _write_secret(own / "site.key", _private(key, "OpenSSH"))
     write_atomically(own / "ca.pem", (folder / "server" / "ca.pem").read_bytes())

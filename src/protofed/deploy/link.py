@@ -1,5 +1,6 @@
 """The server's end of Flower: its SuperLink, who may connect to it, and the grid over which sites are reached."""
 
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,9 +11,12 @@ from protofed.deploy.keys import ServerKeys, host_and_port, public_bytes
 from protofed.deploy.programs import Program, flower_program, is_listening, new_secret, wait_for
 from protofed.engines.flower import prepare_flower
 from protofed.errors import UserError
+from protofed.system import FileLock, make_private
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
+
+log = logging.getLogger("protofed")
 
 _START_SECONDS = 120.0
 _TASK_SECONDS = 60.0
@@ -31,6 +35,8 @@ class SuperLink:
         self._host = "127.0.0.1" if host in _ANYWHERE else host
         self._secret_file = keys.state / "secret"
         self._program: Program | None = None
+        self._spent_keys: set[str] = set()
+        self._lock = FileLock(keys.state / ".lock")
 
     @property
     def _address(self) -> str:
@@ -42,8 +48,15 @@ class SuperLink:
 
     def start(self) -> None:
         """Start the SuperLink; its nodes and messages are remembered from earlier starts."""
+        opened = make_private(self._keys.folder)
+        self._keys.state.mkdir(mode=0o700, exist_ok=True)
+        # Before the secret is made anew: a server that is running would be shut out of its own SuperLink.
+        self._lock.acquire(f"another server is running with the keys in {self._keys.folder}; end it first")
         if is_listening(self._host, self._port):
+            self._lock.release()
             raise UserError(f"something else answers at {self._address} already; end it, or give another --address")
+        if opened:
+            log.warning("%s could be read by others, and %d more; it is private now", opened[0], len(opened) - 1)
         new_secret(self._secret_file)
         keys, state = self._keys, self._keys.state
         files = {
@@ -65,6 +78,7 @@ class SuperLink:
         """End the SuperLink."""
         if self._program is not None:
             self._program.end()
+        self._lock.release()
 
     def nodes(self) -> list[flower.MemberNode]:
         """All members, those whose keys were revoked left out."""
@@ -82,10 +96,23 @@ class SuperLink:
                     if wanted.get(node.name) != node.public_key:
                         flower.unregister_node(control, node.node_id)
                 for name, key in wanted.items():
-                    if members.get(name) != key:
-                        flower.register_node(control, name, key)
+                    if members.get(name) != key and name not in self._spent_keys:
+                        self._register(control, name, key)
             nodes = self.nodes()
         return {node.name: node.node_id for node in nodes if wanted.get(node.name) == node.public_key}
+
+    def _register(self, control: "flower.ControlHttpClient", name: str, key: bytes) -> None:
+        """Admit a site; a key that was revoked once stays out, and the others do not wait for it."""
+        try:
+            flower.register_node(control, name, key)
+        except flower.KeyUsedBefore:
+            self._spent_keys.add(name)
+            log.warning(
+                "%s is not admitted: its key was revoked before, and a revoked key stays out; remove %s and make "
+                "another with protofed deploy keys",
+                name,
+                self._keys.sites()[name],
+            )
 
     @contextmanager
     def run(self) -> Iterator["Grid"]:

@@ -24,6 +24,8 @@ _RESTARTS = 3
 """How often a node that ended is started again before its end is taken for an answer."""
 _RESTART_PAUSE = 5.0
 _LAST_ANSWER_SECONDS = 60.0
+_MOST_AHEAD, _MOST_BEHIND = 5.0, 300.0
+"""Seconds that Flower 1.41 lets a site's clock be off."""
 
 Answer = Callable[[bytes], bytes]
 """What to reply to an envelope."""
@@ -50,6 +52,9 @@ class SuperNode:
         command += ["--root-certificates", str(self._keys.authority.resolve())]
         command += ["--auth-supernode-private-key", str(self._keys.private.resolve())]
         command += ["--isolation", "process", "--superexec-auth-secret-file", str((self._state / "secret").resolve())]
+        problem = clock_problem(self._keys)
+        if problem is not None:
+            log.warning("the server will refuse this site: %s", problem)
         self._program = Program(command, self._state / "supernode.log", self._state)
         wait_for(self._program, "127.0.0.1", port, _START_SECONDS, "Flower's SuperNode")
 
@@ -90,6 +95,7 @@ class SuperNode:
         if restarts > _RESTARTS:
             refused = flower.NOT_ACTIVATED in last_lines
             reason = "it does not know this site's key (any more)" if refused else last_lines
+            reason = clock_problem(self._keys) or reason
             raise UserError(f"the server at {self._keys.server} lets {self._keys.name} in no longer: {reason}")
         time.sleep(_RESTART_PAUSE)
         self.start()
@@ -114,3 +120,12 @@ class SuperNode:
         deadline = time.monotonic() + _LAST_ANSWER_SECONDS
         while self._program.count_in_log(flower.ANSWER_SENT) < self._answers and time.monotonic() < deadline:
             time.sleep(_PAUSE)
+
+
+def clock_problem(keys: SiteKeys) -> str | None:
+    """What is wrong with this machine's clock, as far as the server tells; Flower only says that a site is refused."""
+    skew = flower.clock_skew(keys.server, keys.authority.read_bytes())
+    if skew is None or -_MOST_BEHIND < skew < _MOST_AHEAD:
+        return None
+    way = "ahead of" if skew > 0 else "behind"
+    return f"this machine's clock is {abs(skew):.0f} s {way} the server's; set both by NTP (timedatectl set-ntp true)"

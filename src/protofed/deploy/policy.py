@@ -2,6 +2,9 @@
 
 methods = ["i2pfl", "fedavg"]     # nothing else is trained here
 rounds = 200                      # most rounds of a run
+total_rounds = 1000               # most rounds of all runs together
+epsilon = 8.0                     # most that all runs together may cost; needs a guard with source=system
+evaluations = 16                  # most scores in a round
 message_bytes = 50_000_000        # largest message that leaves
 guard = "clip=1.0,noise=0.5"      # at least this much is done to what leaves
 """
@@ -28,6 +31,9 @@ class Policy(BaseModel):
 
     methods: tuple[str, ...] | None = None
     rounds: Annotated[int, Field(ge=1)] | None = None
+    total_rounds: Annotated[int, Field(ge=1)] | None = None
+    epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    evaluations: Annotated[int, Field(ge=0)] = 16
     message_bytes: Annotated[int, Field(ge=1)] | None = None
     guard: str | None = None
 
@@ -58,6 +64,10 @@ class Policy(BaseModel):
             raise Refused(f"its policy allows {self.rounds} rounds, not {rounds}")
         if not parse_guard(guard).at_least(parse_guard(self.guard)):
             raise Refused(f"its policy asks for the guard {self.guard}; the run has {guard or 'none'}")
+        if self.epsilon is not None and not parse_guard(guard).promises:
+            raise Refused(f"its policy has a budget of epsilon {self.epsilon:g}, and the run promises none")
+        if self.epsilon is not None and parse_guard(guard).source != "system":
+            raise Refused("its policy has a budget of epsilon, and the server knows noise from the seed: source=system")
 
     def check_size(self, size: int) -> None:
         """Refuse to send a message that is too large."""
@@ -66,4 +76,4 @@ class Policy(BaseModel):
 
     def as_dict(self) -> Mapping[str, Any]:
         """For display."""
-        return self.model_dump(exclude_none=True)
+        return self.model_dump(exclude_none=True, exclude_defaults=True)

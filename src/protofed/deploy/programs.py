@@ -35,7 +35,7 @@ class Program:
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "FLWR_HOME": str(home.resolve())},
-                preexec_fn=die_with_parent,
+                preexec_fn=_begin,
                 start_new_session=True,
             )
 
@@ -71,6 +71,12 @@ class Program:
         self._process.wait()
 
 
+def _begin() -> None:
+    """In the child, before its program starts: it ends with us, and nobody else reads what it writes."""
+    os.umask(0o077)
+    die_with_parent()
+
+
 def flower_program(module: ModuleType) -> list[str]:
     """The command of a program of ours around one of Flower's, by its file.
 
@@ -82,7 +88,7 @@ def flower_program(module: ModuleType) -> list[str]:
 
 def new_secret(path: Path) -> bytes:
     """A secret that only this user can read, made afresh."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     secret = secrets.token_hex(32).encode()
     path.touch(mode=0o600)
     path.chmod(0o600)

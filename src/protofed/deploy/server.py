@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from protofed.clients import Failed, unpack
+from protofed.clients import Failed, refusal_in, unpack_answer
 from protofed.deploy.census import Census, Hello
 from protofed.deploy.engine import AcceptedRounds, SitesEngine
 from protofed.deploy.keys import ServerKeys
@@ -23,8 +23,9 @@ from protofed.runs.assembly import Assembly, assemble, resolved
 from protofed.runs.extend import refuse_changes
 from protofed.runs.opened import Run
 from protofed.runs.options import Options, make_options
-from protofed.runs.run import carry_out
+from protofed.runs.run import carry_out, write_description
 from protofed.system import one_thread
+from protofed.text import printable
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
@@ -35,6 +36,8 @@ _HELLO_SECONDS = 60.0
 _PAUSE = 1.0
 _TRIES = 10
 """How often a round is begun again before the run is left to a later resume."""
+_HELLOS = 3
+"""How often a late site is asked what it holds; each time it is silent holds the others up."""
 _MEMBERS = "sites.json"
 
 
@@ -60,6 +63,7 @@ def serve(
 ) -> Run:
     """Run a federation over sites; the folder is that of any run, without the sites' models."""
     if resume:
+        Run(out).refuse_damaged()
         stored = Run(out).options
         refuse_changes(stored, user_options)
         user_options = {**stored, **user_options}
@@ -107,6 +111,8 @@ class _Server:
         self._engine = SitesEngine(grid, link.admit_members(), accepted, limits.round_timeout)
         self._identity = uuid.uuid4().hex
         self._refused_sites: set[str] = set()
+        self._bad_hellos: dict[str, int] = {}
+        """How often a site did not say in time what it holds, or said nonsense."""
 
     def run(self, resume: bool, callbacks: list[Any]) -> Run:
         census = self._census(resume)
@@ -136,7 +142,7 @@ class _Server:
             if not members:
                 raise UserError("nobody may take part: there are no public keys of sites; see protofed deploy keys")
             self._refuse_too_few_members()
-            hellos = dict(sorted(self._hellos(members).items()))
+            hellos = self._alike(dict(sorted(self._hellos(members).items())))
             shapes = [hello.image_shape for hello in hellos.values()]
             return self._settled(Census.of(hellos, self._fixed_shape(shapes)))
         stored = json.loads((self._folder.path / _MEMBERS).read_text())
@@ -144,6 +150,16 @@ class _Server:
         census = Census.read(stored["census"], _MEMBERS)
         self._hellos(list(census.sites))
         return census
+
+    def _alike(self, hellos: dict[str, Hello]) -> dict[str, Hello]:
+        """Without those whose images do not go with most others', where --min-sites lets the run begin without them."""
+        different = Census.differing(hellos, self._fixed_shape([hello.image_shape for hello in hellos.values()]))
+        if len(hellos) - len(different) < (self._limits.min_sites or len(hellos)):
+            return hellos  # what is wrong is for the operator to put right
+        for name, reason in different.items():
+            log.warning("%s is turned away: %s", name, reason)
+            self._refused_sites.add(name)
+        return {name: hello for name, hello in hellos.items() if name not in different}
 
     def _refuse_too_few_members(self) -> None:
         """More sites than there are members would never come."""
@@ -173,13 +189,19 @@ class _Server:
         return hellos
 
     def _ask_hello(self, names: Sequence[str]) -> dict[str, Hello]:
+        """What those of them that are connected say of themselves; of the others, and of nonsense, it is told here."""
         online = {node.name for node in self._link.nodes() if node.online}
         hellos: dict[str, Hello] = {}
         for name, reply in self._engine.ask({n: SiteRequest("hello") for n in names if n in online}, _HELLO_SECONDS):
-            if isinstance(reply, Failed):
-                log.warning("%s: %s", name, reply.reason)
-            else:
-                hellos[name] = Hello.read(_header(reply, name).get("hello"), name)
+            problem = reply.reason if isinstance(reply, Failed) else refusal_in(reply, name)
+            if problem is None and not isinstance(reply, Failed):
+                try:
+                    hellos[name] = Hello.read(unpack_answer(reply, name)[0].get("hello"), name)
+                    continue
+                except BadMessage as error:
+                    problem = str(error)
+            self._bad_hellos[name] = self._bad_hellos.get(name, 0) + 1
+            log.warning("%s: %s", name, printable(str(problem)))
         return hellos
 
     def _settled(self, census: Census) -> Census:
@@ -209,9 +231,9 @@ class _Server:
         request = SiteRequest("begin", self._engine.terms)
         refusals = []
         for name, reply in self._engine.ask(dict.fromkeys(sites, request), self._limits.round_timeout):
-            problem = None if isinstance(reply, Failed) else _refusal(reply, name)
+            problem = None if isinstance(reply, Failed) else refusal_in(reply, name)
             if isinstance(reply, Failed):
-                log.warning("%s has not answered yet: %s", name, reply.reason)
+                log.warning("%s has not answered yet: %s", name, printable(reply.reason))
             elif problem is not None:
                 refusals.append(f"{name}: {problem}")
         if len(sites) - len(refusals) < (self._limits.min_sites or len(sites)):
@@ -257,7 +279,11 @@ class _Server:
         late = [name for name in self._engine.nodes if name not in census.sites and name not in self._refused_sites]
         if not late:
             return
-        for name, hello in self._ask_hello(late).items():
+        hellos = self._ask_hello(late)
+        for name in late:
+            if self._bad_hellos.get(name, 0) >= _HELLOS:
+                self._turn_away(federation, name, f"it has not said {_HELLOS} times what it holds")
+        for name, hello in hellos.items():
             before = self._engine.terms
             try:
                 larger = census.with_site(name, hello, self._fixed_shape([hello.image_shape]) is not None)
@@ -265,16 +291,18 @@ class _Server:
                 federation.admit(assembly.prepared)
             except (UserError, BadMessage) as problem:
                 self._engine.terms = before
-                self._refused_sites.add(name)
-                reason = (
-                    str(problem) if isinstance(problem, UserError) else "the method's clients are fixed from the start"
-                )
-                federation.notes.append({"client": f"{name}-0", "event": "turned away", "reason": reason})
-                log.warning("%s is turned away: %s", name, reason)
+                fixed = "the method's clients are fixed from the start"
+                self._turn_away(federation, name, str(problem) if isinstance(problem, UserError) else fixed)
                 continue
             census = larger
             self._remember(census)
+            write_description(assembly, federation, self._folder)
             federation.notes.append({"client": f"{name}-0", "event": "joined", "reason": "it has come late"})
+
+    def _turn_away(self, federation: Federation, name: str, reason: str) -> None:
+        self._refused_sites.add(name)
+        federation.notes.append({"client": f"{name}-0", "event": "turned away", "reason": printable(reason)})
+        log.warning("%s is turned away: %s", name, printable(reason))
 
     def _finish_run(self, federation: Federation) -> None:
         """Send every site what it would use now, for it to keep its final model; those away have time to come back."""
@@ -299,19 +327,7 @@ class _Server:
         absent = {}
         for name, reply in self._engine.ask(requests, seconds):
             if isinstance(reply, Failed):
-                absent[name] = reply.reason
-            elif (refusal := _refusal(reply, name)) is not None:
+                absent[name] = printable(reply.reason)
+            elif (refusal := refusal_in(reply, name)) is not None:
                 log.warning("%s has not kept its final model: %s", name, refusal)
         return absent
-
-
-def _header(reply: bytes, name: str) -> dict[str, Any]:
-    return unpack(reply, name)[0]
-
-
-def _refusal(reply: bytes, name: str) -> str | None:
-    try:
-        header = _header(reply, name)
-    except BadMessage as problem:
-        return str(problem)
-    return str(header["reason"]) if header.get("result") == "failed" else None

@@ -3,6 +3,7 @@
 Its folder of state holds everything it remembers:
 
     sent.jsonl            every message that left: when, run, round, kind, bytes, hash
+    ledger.jsonl          what it has spent of its budget, and runs/RUN/answers/: see ledger.py
     runs/RUN/clients/     the client's model and memory
     runs/RUN/             model.safetensors and report.json, once the run is over
 """
@@ -11,7 +12,7 @@ import hashlib
 import json
 import logging
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -34,16 +35,20 @@ from protofed.clients import (
     decode_job,
     encode_result,
     pack,
+    refusal_in,
 )
 from protofed.data import Dataset, Domain, Images, load
 from protofed.deploy.census import Hello
+from protofed.deploy.ledger import SiteLedger
 from protofed.deploy.policy import Policy, Refused
 from protofed.deploy.protocol import SITES, RunTerms, SiteRequest, fingerprint
 from protofed.errors import BadMessage, NotFinite, UserError
+from protofed.guards import PrivacyLedger
 from protofed.records import Bytes, Message
 from protofed.runs.assembly import assemble
 from protofed.runs.metrics import own_metrics
-from protofed.system import one_thread, write_atomically
+from protofed.system import make_private, one_thread, write_atomically
+from protofed.text import size
 
 log = logging.getLogger("protofed")
 
@@ -112,6 +117,7 @@ class Site:
         weights: str | None = None,
         plugins: Sequence[str] = (),
         device: str = "cpu",
+        tell: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.name = name
         self.finished = False
@@ -121,7 +127,9 @@ class Site:
         self._policy = policy
         self._own = {"weights": weights, "plugin": list(plugins), "device": device, "data": SITES}
         self._run: _SiteRun | None = None
-        state.mkdir(parents=True, exist_ok=True)
+        self._tell = tell
+        make_private(state)
+        self._ledger = SiteLedger(state, policy)
 
     @property
     def client(self) -> str:
@@ -146,6 +154,7 @@ class Site:
             failure = _without_data(type(error).__name__, traceback.format_exc())
             kind, round, reply = "failure", None, encode_result(failure)
         self._note(request, kind, round, reply)
+        self._show(kind, round, reply)
         return reply
 
     def _reply(self, request: SiteRequest) -> tuple[str, int | None, bytes]:
@@ -160,10 +169,11 @@ class Site:
             self.finished = True
             return "done", None, pack({"done": run.terms.run})
         job, message = decode_job(request.body, "server")
-        result = run.perform(job, message, request.accepted)
-        if isinstance(result, Failed):
-            result = _without_data(result.reason, result.trace)
-        return type(job).__name__.lower(), job.round + 1, encode_result(result)
+        return (
+            type(job).__name__.lower(),
+            job.round + 1,
+            run.answer(job, message, request.accepted, self._policy.check_size),
+        )
 
     def _run_with(self, terms: RunTerms) -> "_SiteRun":
         """The run with these terms: the present one, or a new one where they have changed."""
@@ -175,8 +185,22 @@ class Site:
                 raise Refused(f"{options.method} is a file of the server's; sites run only what is installed with them")
             guard = terms.options.get("guard")
             self._policy.admit(options.method, options.training_plan().rounds, None if guard is None else str(guard))
-            self._run = _SiteRun(self.name, self.client, terms, self._data, self.dataset, self._own, self._state)
+            self._run = _SiteRun(
+                self.name, self.client, terms, self._data, self.dataset, self._own, self._state, self._ledger
+            )
         return self._run
+
+    def _show(self, kind: str, round: int | None, reply: bytes) -> None:
+        """One line for the console: what left, and what is spent."""
+        where = "" if round is None else f"round {round}: "
+        if kind == "refusal":
+            self._tell(f"{where}refused: {refusal_in(reply, self.name)}")
+        elif kind == "train":
+            self._tell(f"{where}an upload of {size(len(reply))} leaves; {self._ledger.budget().in_words(self._policy)}")
+        elif kind in ("evaluate", "project"):
+            self._tell(f"{where}a score leaves, {size(len(reply))}")
+        else:
+            self._tell(f"{kind}, {size(len(reply))}")
 
     def _note(self, request: SiteRequest | None, kind: str, round: int | None, reply: bytes) -> None:
         line = {
@@ -203,6 +227,7 @@ class _SiteRun:
         dataset: Dataset,
         own: dict[str, Any],
         state: Path,
+        ledger: SiteLedger,
     ) -> None:
         self.terms = terms
         self._client = client
@@ -222,6 +247,42 @@ class _SiteRun:
             stand_in = census.dataset(options.settings_for("data").get("normalise"), dataset.domains[name])
             assembly = assemble(options, self._store.folder, stand_in)
             self._side = ClientSide(assembly.prepared)
+        context = assembly.context
+        costs = PrivacyLedger(
+            context.guard, context.method, context.plan, context.sizes, assembly.prepared.templates.upload
+        )
+
+        def epsilon_of(rounds: Sequence[int]) -> float | None:
+            return costs.spent_by(client, tuple(rounds)) if context.guard.promises else None
+
+        self._ledger = ledger.run(terms.run, self._folder / "answers", epsilon_of, context.guard.delta)
+        self._ledger.hold_to(
+            {"guard": context.guard.model_dump(), "method": str(context.method), "plan": str(context.plan)}
+        )
+
+    def answer(self, job: Job, message: Message, accepted: int | None, check_size: Callable[[int], None]) -> bytes:
+        """The answer to a job. It is sealed before it leaves, and the same one is given when it is asked again."""
+        failed: list[Failed] = []
+
+        def make() -> bytes | None:
+            result = self.perform(job, message, accepted)
+            if isinstance(result, Failed):
+                failed.append(_without_data(result.reason, result.trace))
+                return None
+            reply = encode_result(result)
+            check_size(len(reply))
+            if isinstance(job, Train):
+                self._store.keep_proposal(self._client, job.round, self._ledger.state_of(job.round))
+            return reply
+
+        if isinstance(job, Train):
+            sealed = self._ledger.upload(job.round, make)
+            if sealed is not None:
+                self._store.propose_again(self._client, job.round, self._ledger.state_of(job.round))
+        else:
+            question = f"{job}{accepted}".encode() + message.blob
+            sealed = self._ledger.score(type(job).__name__.lower(), job.round, question, make)
+        return encode_result(failed[0]) if sealed is None else sealed
 
     def perform(self, job: Job, message: Message, accepted: int | None) -> Result:
         """Do a job of this site's client, from the state after the last round that the server accepted."""
@@ -259,6 +320,7 @@ class _SiteRun:
             "per_class": per_class,
             "metrics": own_metrics(right.cpu().numpy(), probabilities.cpu().numpy(), classes),
             "sent": {"messages": len(sent), "bytes": sum(line["bytes"] for line in sent)},
+            "spent": self._ledger.spent(),
         }
         write_atomically(self._folder / "model.safetensors", save(weights))
         write_atomically(self._folder / "report.json", json.dumps(report, indent=2).encode() + b"\n")

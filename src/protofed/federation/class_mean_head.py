@@ -8,6 +8,7 @@ import torch
 from protofed.clients import Failed, Job, Prepared, Summarise, Trained
 from protofed.clients.class_means import HeadStatistics, empty_means, head_from_means, with_head
 from protofed.clients.prepared import initial_server
+from protofed.errors import BadMessage
 from protofed.federation.engine import Engine, in_order
 from protofed.records import Bytes, Mean, Message, Nothing, Record, Tally, decode, encode
 
@@ -33,7 +34,10 @@ def start_from_class_means(prepared: Prepared, engine: Engine, folder: Path) -> 
         down += request.size
         if isinstance(result, Trained):
             up += result.size
-            tally.add(job.client, decode(result.blob, template, job.client))
+            try:
+                tally.add(job.client, decode(result.blob, template, job.client))
+            except BadMessage as problem:
+                reasons.append(str(problem))
         else:
             assert isinstance(result, Failed)
             reasons.append(f"{job.client}: {result.reason}\n{result.trace}")

@@ -5,41 +5,30 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save
 
-from protofed.clients import (
-    Failed,
-    GlobalModel,
-    Job,
-    Prepared,
-    Result,
-    RunContext,
-    Train,
-    Trained,
-    TrainedGroup,
-    TrainGroup,
-)
+from protofed.clients import Failed, GlobalModel, Job, Prepared, RunContext, Train, TrainGroup
 from protofed.errors import BadMessage, NotFinite
 from protofed.federation.best import BestRound, BestTracker, By
 from protofed.federation.class_mean_head import HeadStart, start_from_class_means
+from protofed.federation.door import Door
 from protofed.federation.engine import Engine, in_order
 from protofed.federation.evaluation import Evaluator, Member
+from protofed.federation.exchange import LEFT_OUT, Exchange
 from protofed.federation.folder import RunFolder
+from protofed.federation.spending import REPEATED, Spending
 from protofed.guards import UNGUARDED, PrivacyLedger, SecureTally, possible_total, sensitivity_of
 from protofed.metrics import ACCURACY
-from protofed.records import Bytes, Message, Record, Sums, Tally, Weights, adds_up, decode, encode
+from protofed.records import Message, Record, Tally, Weights, adds_up, decode, encode
 from protofed.seeding import generator
 from protofed.system import write_atomically
 
 log = logging.getLogger("protofed")
-
-LEFT_OUT = "left out"
-"""The event of a participant whose upload was not used."""
 
 _GROUPS = 64
 """Into how many groups the participants of a round are put to be added up, where there are enough of them."""
@@ -106,6 +95,7 @@ class Federation:
         self._scored = False
         self._head_start: HeadStart | None = None
         self._arrived: dict[int, int] = {}
+        self._spending = Spending(folder.path)
         self._enrol(prepared)
         self.notes: list[dict[str, str]] = []
         """What happened to clients since the last round, for the events of the next."""
@@ -125,6 +115,7 @@ class Federation:
             self._tracker.resume(lines, BestRound.read(self.folder.path))
             self._scored = lines[-1]["accuracy"] is not None
             self._snapshot()  # the run may have been killed just before
+        self._spending.resume(self.folder.rounds())
 
     @property
     def rounds_done(self) -> int:
@@ -146,7 +137,7 @@ class Federation:
         """Run the rounds that are still to be done; each yields its line of rounds.jsonl once it is committed."""
         if self._next == 0:
             if self._policy.class_mean_head:
-                self._head_start = start_from_class_means(self._prepared, self._engine, self.folder.path)
+                self._head_start = start_from_class_means(self._prepared, self._door, self.folder.path)
                 self.server = self._head_start.server
             self._snapshot()
         while self.goes_on:
@@ -172,7 +163,8 @@ class Federation:
         """Set the clients of the run: everything that depends on them is made here, and nowhere else."""
         context, templates = prepared.context, prepared.templates
         self._prepared = prepared
-        self.evaluator = Evaluator(context, self._engine)
+        self._door = Door(self._engine, prepared)
+        self.evaluator = Evaluator(context, self._door)
         self._ledger = PrivacyLedger(
             context.guard, context.method, context.plan, context.sizes, templates.upload, self._arrived
         )
@@ -226,7 +218,7 @@ class Federation:
         with clock.part("train"):
             exchange = self._exchange(round, participants)
         with clock.part("aggregate"):
-            state = self._take_over(self._next_server(round, exchange.tally), round)
+            clients, state = self._aggregate(round, exchange)
         with clock.part("evaluate"):
             accuracy, validation = self._accuracy(round, exchange.members)
         record = {
@@ -234,20 +226,48 @@ class Federation:
             "participants": participants,
             "train_loss": _finite(sum(exchange.loss.values())) if exchange.loss else None,
             "cross_entropy": self._cross_entropy(round, exchange.loss),
-            "loss_parts": {name: _finite(value) for name, value in exchange.loss.items()},
+            "loss_parts": exchange.loss_parts(),
             "accuracy": accuracy,
             "validation": validation,
             "bytes": {"up": exchange.up.as_dict(), "down": exchange.down.as_dict()},
             "samples": exchange.samples,
             "seconds": clock.seconds(),
             "events": [*self.notes, *exchange.events, *self.evaluator.absences()],
-            **self._privacy(round),
+            **self._privacy(participants),
         }
         self.notes = []
         self._tracker.before_commit(record)
-        self.folder.commit_round(round, record, state, exchange.tally.clients)
+        self.folder.commit_round(round, record, state, clients)
+        self._spending.close(participants)
         self._scored = accuracy is not None
         return record
+
+    def _aggregate(self, round: int, exchange: Exchange) -> tuple[list[str], Message]:
+        """Make the next server state of what came; the clients that are in it, and the state encoded.
+
+        What sites sent was finite, but a state made of it need not be. Among clients of this process that means that
+        training diverges. In a deployment any member may be the cause: the old state stays, and the round is as if
+        nobody had trained in it.
+        """
+        clients = list(exchange.tally.clients)
+        try:
+            server = self._next_server(round, exchange.tally)
+            state = encode(server, "server")
+        except (ArithmeticError, BadMessage, LookupError, RuntimeError, ValueError) as error:
+            if not self._door.scattered:
+                self.folder.store.withdraw_all()
+                if isinstance(error, NotFinite):
+                    raise Diverged(round + 1, "the server's new state was not finite") from None
+                raise  # a mistake in the method, which its author wants to see
+            log.warning("round %d: the uploads cannot be aggregated (%s)", round + 1, type(error).__name__)
+            for client in clients:
+                self.folder.store.withdraw(client, round)
+                exchange.leave_out(
+                    client, Failed("the server's state would not be finite after this round; the old one stays")
+                )
+            return [], encode(self.server, "server")
+        self.server = server
+        return clients, state
 
     def _next_server(self, round: int, tally: Tally | SecureTally) -> Record:
         """The method's next state, from totals that are possible also where noise is on them."""
@@ -257,33 +277,25 @@ class Federation:
         total = possible_total(context.guard, sensitivity_of(context.method, context.guard, at), tally.total())
         return context.method.aggregate(self.server, total, at)
 
-    def _take_over(self, server: Record, round: int) -> Message:
-        """Make this the server's state, and encode it. What clients sent was finite, but their sum need not be."""
-        try:
-            state = encode(server, "server")
-        except NotFinite:
-            self.folder.store.withdraw_all()
-            raise Diverged(round + 1, "the server's new state was not finite") from None
-        self.server = server
-        return state
-
     def _cross_entropy(self, round: int, loss: dict[str, float]) -> float | None:
         """The part of the loss that every method has, as if it counted in full; None where it does not count at all."""
         method = self.context.method
         share = method.ce_share(self.context.at(round, None))
         return _finite(loss[method.ce_term] / share) if method.ce_term in loss and share else None
 
-    def privacy(self, rounds: int) -> dict[str, Any] | None:
-        """What all uploads of the first `rounds` rounds gave away, client by client; None without a guard."""
+    def privacy(self) -> dict[str, Any] | None:
+        """What all uploads so far gave away, client by client; None without a guard."""
         if self.context.guard == UNGUARDED:
             return None
-        return self._ledger.total((each, self.participants(each)) for each in range(rounds))
+        return self._ledger.total(self._spending.rounds())
 
-    def _privacy(self, round: int) -> dict[str, Any]:
+    def _privacy(self, participants: list[str]) -> dict[str, Any]:
         """The entry of a round's line: what has been given away so far."""
         if self.context.guard == UNGUARDED:
             return {}
-        return {"privacy": self._ledger.after((each, self.participants(each)) for each in range(round + 1))}
+        repeated = self._spending.repeated()
+        told = {"privacy": self._ledger.after(self._spending.rounds(participants))}
+        return {**told, REPEATED: repeated} if repeated else told
 
     def participants(self, round: int) -> list[str]:
         """Participants of a round, in canonical order; the draw depends on seed and round only."""
@@ -294,9 +306,10 @@ class Federation:
         order = torch.randperm(len(clients), generator=generator(self.context.seed, "participants", round))
         return [clients[index] for index in sorted(order[:wanted].tolist())]
 
-    def _exchange(self, round: int, participants: list[str]) -> "_Exchange":
+    def _exchange(self, round: int, participants: list[str]) -> Exchange:
         """Send to the participants, let them train, take in what comes back in canonical order."""
-        exchange = _Exchange(self._tally(participants))
+        member_of = self._member_of if self._makes_ensemble(round) else None
+        exchange = Exchange(self._prepared, self._door, self._tally(participants), self._seen, member_of)
         if round == 0 and self._head_start is not None:
             exchange.up += self._head_start.up
             exchange.down += self._head_start.down
@@ -308,10 +321,10 @@ class Federation:
         groups = self._groups(participants)
         jobs = self._jobs(round, groups, messages)
         ends = {group[-1] for group in groups[:-1]}
-        for job, result in in_order(self._engine.perform(jobs), [job for job, _ in jobs], self.folder.path):
-            for client, failure in self._receive(exchange, job, result).items():
+        for job, result in in_order(self._door.perform(jobs), [job for job, _ in jobs], self.folder.path):
+            for client, failure in exchange.receive(job, result).items():
                 self.folder.store.withdraw(client, round)
-                exchange.left_out(client, failure)
+                exchange.leave_out(client, failure)
             if isinstance(job, Train) and job.client in ends:
                 exchange.grouped_tally.end_group()
         if len(exchange.tally.clients) < self._policy.min_clients:
@@ -333,9 +346,8 @@ class Federation:
         By their number alone: whoever adds, and wherever, then adds in the same order.
         """
         size = math.ceil(len(participants) / _GROUPS)
-        only_sums = (
-            not self.context.guard.secure and self.context.robust is None and adds_up(self._prepared.templates.upload)
-        )
+        needs_all = self.context.guard.secure or self.context.robust is not None or self.context.max_share is not None
+        only_sums = not needs_all and adds_up(self._prepared.templates.upload)
         if size < _SMALLEST_GROUP or not only_sums:
             return [participants]
         return [participants[start : start + size] for start in range(0, len(participants), size)]
@@ -354,6 +366,17 @@ class Federation:
                 jobs.append((TrainGroup(round, tuple(group)), messages[group[0]]))
         return jobs
 
+    def _seen(self, job: Train, blob: bytes) -> None:
+        """What is kept of an upload as it came."""
+        if self._policy.keep_messages:
+            self.folder.keep_message(job.round, job.client, blob)
+        if self.context.guard.noisy:
+            self._spending.note(job.client, job.round, blob)
+
+    def _member_of(self, job: Train, upload: Record) -> Weights:
+        at = self.context.at(job.round, job.client)
+        return self.context.method.client_weights(self.server, upload, at)
+
     def _makes_ensemble(self, round: int) -> bool:
         return self._policy.ensemble and round + 1 == self.context.plan.rounds
 
@@ -362,48 +385,7 @@ class Federation:
         guard = self.context.guard
         if guard.secure:
             return SecureTally(participants, self.context.sizes, self._prepared.templates.upload, guard.secure_range)
-        return Tally(self.context.robust)
-
-    def _receive(self, exchange: "_Exchange", job: Job, result: Result) -> dict[str, Failed]:
-        """Fold in what a job gave; the clients whose uploads cannot be used, and why."""
-        if isinstance(job, TrainGroup):
-            if isinstance(result, TrainedGroup):
-                return self._receive_group(exchange, job, result)
-            assert isinstance(result, Failed)
-            return dict.fromkeys(job.clients, result)
-        assert isinstance(job, Train)
-        failure = self._receive_one(exchange, job, result) if isinstance(result, Trained) else result
-        assert failure is None or isinstance(failure, Failed)
-        return {} if failure is None else {job.client: failure}
-
-    def _receive_group(self, exchange: "_Exchange", job: TrainGroup, result: TrainedGroup) -> dict[str, Failed]:
-        each = dict(zip(job.clients, result.each, strict=True))
-        trained = {client: one for client, one in each.items() if isinstance(one, Trained)}
-        if trained:
-            like = self._prepared.templates.upload
-            exchange.grouped_tally.add_group(list(trained), decode(result.blob, Sums.like(like), "group"), like)
-        for one in trained.values():
-            if not self.context.method.pools_data:
-                exchange.up += one.size
-            exchange.add_loss(one)
-        return {client: one for client, one in each.items() if isinstance(one, Failed)}
-
-    def _receive_one(self, exchange: "_Exchange", job: Train, result: Trained) -> Failed | None:
-        """Fold one upload in, or say why it cannot be used."""
-        if not self.context.method.pools_data:
-            exchange.up += result.size
-            if self._policy.keep_messages:
-                self.folder.keep_message(job.round, job.client, result.blob)
-        try:
-            upload = decode(result.blob, self._prepared.templates.upload, job.client, self.context.guard.quantise)
-            exchange.tally.add(job.client, upload)
-        except BadMessage as error:
-            return Failed(str(error), not_finite=isinstance(error, NotFinite))
-        exchange.add_loss(result)
-        if self._makes_ensemble(job.round):
-            at = self.context.at(job.round, job.client)
-            exchange.members[job.client] = self.context.method.client_weights(self.server, upload, at)
-        return None
+        return Tally(self.context.robust, self.context.max_share)
 
     def _accuracy(self, round: int, members: dict[str, Weights]) -> tuple[dict[str, Any] | None, float | None]:
         """Both views, and the accuracy on validation data; null in rounds that are not evaluated."""
@@ -433,41 +415,6 @@ class Federation:
         """How much each member counts, as the method says; they sum to 1."""
         weights = {client: self.context.method.member_weight(self.context.at(round, client)) for client in members}
         return {client: weight / sum(weights.values()) for client, weight in weights.items()}
-
-
-@dataclass
-class _Exchange:
-    """Uploads, bytes, losses and events of one round."""
-
-    tally: Tally | SecureTally
-    up: Bytes = field(default_factory=Bytes)
-    down: Bytes = field(default_factory=Bytes)
-    loss: dict[str, float] = field(default_factory=dict)
-    samples: int = 0
-    events: list[dict[str, Any]] = field(default_factory=list)
-    failures: list[Failed] = field(default_factory=list)
-    members: dict[str, Weights] = field(default_factory=dict)
-
-    @property
-    def grouped_tally(self) -> Tally:
-        """The tally, of clients in groups: secure sums know none."""
-        assert isinstance(self.tally, Tally)
-        return self.tally
-
-    def add_loss(self, result: Trained) -> None:
-        self.samples += result.samples
-        for name, value in result.loss.items():
-            self.loss[name] = self.loss.get(name, 0.0) + value * result.samples
-
-    def average_losses(self) -> None:
-        """Over the samples of all clients, once all have been added."""
-        self.loss = {name: value / self.samples for name, value in self.loss.items()}
-
-    def left_out(self, client: str, failure: Failed) -> None:
-        log.warning("%s is left out of this round: %s", client, failure.reason)
-        self.failures.append(failure)
-        not_finite = {"not_finite": True} if failure.not_finite else {}
-        self.events.append({"client": client, "event": LEFT_OUT, "reason": failure.reason, **not_finite})
 
 
 class _BroadcastEncoder:

@@ -5,24 +5,21 @@ clients trained in it and how long `rounds.jsonl` was; whatever lies beyond is p
 """
 
 import json
-import multiprocessing
 import os
 import shutil
-import signal
-import socket
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from protofed.clients import ClientStore, plain_name
 from protofed.errors import BadMessage, UserError
 from protofed.federation.best import BEST, NOTE, BestRound
+from protofed.federation.lock_holder import LOCK, LockHolder
+from protofed.federation.required import ROUND_KEYS, require
 from protofed.metrics import KeptPredictions
 from protofed.records import Message, Record, decode_file, encode
 from protofed.system import FileLock, write_atomically
 
-LOCK = ".lock"
 BEST_MODEL = "model_best.safetensors"
 PREDICTIONS = "predictions.npz"
 
@@ -105,7 +102,8 @@ class RunFolder:
             return []
         # What follows the last line break is being written now.
         lines = self._rounds.read_bytes().split(b"\n")[:-1]
-        return [_json_object(line, f"{self._rounds}, line {number}") for number, line in enumerate(lines, 1) if line]
+        places = [(f"{self._rounds}, line {number}", line) for number, line in enumerate(lines, 1) if line]
+        return [require(_json_object(line, where), ROUND_KEYS, where) for where, line in places]
 
     def commit_round(self, round: int, line: dict[str, Any], server: Message, clients: list[str]) -> None:
         """Make a finished round permanent; `server` is the server's new state, encoded."""
@@ -257,58 +255,3 @@ def _json_object(content: bytes, where: Path | str) -> dict[str, Any]:
     if not isinstance(parsed, dict):
         raise UserError(f"{where} is damaged: it is not a JSON object")
     return parsed
-
-
-@dataclass(frozen=True)
-class LockHolder:
-    """A process at work in a run folder."""
-
-    pid: int
-    answers: int
-    """The process to ask to stop: this one, or the comparison that started it."""
-    host: str
-    began: str
-    """When the process to ask began, so that a later one with the same number is not taken for it."""
-
-    @classmethod
-    def here(cls) -> "LockHolder":
-        """This process."""
-        parent = multiprocessing.parent_process()
-        answers = os.getpid() if parent is None or parent.pid is None else parent.pid
-        return cls(os.getpid(), answers, socket.gethostname(), _began(answers))
-
-    @classmethod
-    def of(cls, folder: Path) -> "LockHolder | None":
-        """The one in a run folder; None where no process of this machine works in it."""
-        try:
-            worker = cls(**json.loads((folder / LOCK).read_text()))
-        except (OSError, ValueError, TypeError):
-            return None
-        same_machine = worker.host == socket.gethostname()
-        return worker if same_machine and _lives(worker.pid) and _began(worker.answers) == worker.began else None
-
-    def note(self) -> str:
-        """What is written into the lock, for `of`."""
-        return json.dumps(asdict(self))
-
-    def stop(self) -> None:
-        """Ask it to stop as a terminal would: finished rounds are kept and the run can be resumed."""
-        os.kill(self.answers, signal.SIGTERM)
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
-def _began(pid: int) -> str:
-    """Clock ticks from boot to the start of a process, where the system tells."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except OSError:
-        return ""

@@ -42,6 +42,8 @@ def refuse_what_is_no_sum(host: OpenRun) -> None:
     context = host.context
     if context.robust is not None:
         raise UserError(f"robust={host.run.options['robust']} is no sum, so nobody's part can be told apart in it")
+    if context.max_share is not None:
+        raise UserError("max_share cuts weights by those of all, so nobody's part can be told apart in the sum")
     if context.guard.noisy or context.guard.quantise:
         raise UserError("what was sent is not what the site remembers: the guard rounded it or added noise to it")
 

@@ -24,13 +24,19 @@ def predict(classifier: Classifier, images: str | Path, out: str | Path) -> dict
     predicted = probabilities.argmax(1).tolist()
     table = io.StringIO()
     writer = csv.writer(table, lineterminator="\n")
-    writer.writerow(["file", "predicted", *classifier.classes])
+    writer.writerow(["file", "predicted", *map(_as_text, classifier.classes)])
     root = Path(images) if Path(images).is_dir() else Path(images).parent
     for path, label, row in zip(paths, predicted, probabilities.tolist(), strict=True):
-        writer.writerow([path.relative_to(root).as_posix(), classifier.classes[label], *(f"{p:.6f}" for p in row)])
+        names = (path.relative_to(root).as_posix(), classifier.classes[label])
+        writer.writerow([*map(_as_text, names), *(f"{p:.6f}" for p in row)])
     Path(out).parent.mkdir(parents=True, exist_ok=True)
     write_atomically(Path(out), table.getvalue().encode())
     return {name: predicted.count(index) for index, name in enumerate(classifier.classes)}
+
+
+def _as_text(name: str) -> str:
+    """A name that no spreadsheet takes for a formula: files and classes are named by others."""
+    return f"'{name}" if name.startswith(("=", "+", "-", "@", "\t", "\r")) else name
 
 
 def image_files(place: Path) -> list[Path]:

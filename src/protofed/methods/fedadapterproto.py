@@ -4,6 +4,7 @@ Mensah, Djoumessi, Berens. Prototype-Guided and Lightweight Adapters for Inheren
 Federated Learning. 2025.
 """
 
+from math import ceil
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -165,6 +166,13 @@ class FedAdapterProto(WithAdapters[_AdapterProtoUpload], _TrainsPartPrototypes[_
             "adapter": self.norm(net),
             "prox_alpha": self.prox(net, adapters, self.mu1, at),
         }
+
+    def largest_weight(self, at: At) -> float:
+        """Samples, or steps, or their product, whichever adapters are weighted by."""
+        amount = at.plan.epochs[at.round]
+        steps = max(amount if at.plan.unit == "steps" else amount * ceil(at.size / at.plan.batch), 1)
+        claims = {"size": at.size, "mean": 1, "steps": steps, "steps_size": steps * at.size}
+        return max(super().largest_weight(at), float(claims[self.adapter_agg]))
 
     def upload(self, net: Net, data: Samples, at: At) -> tuple[_AdapterProtoUpload, Record]:
         """alpha_i and phi_i."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from protofed.closed_form.moments import Moments, MomentsUpload
-from protofed.closed_form.rotation import Exchange, fold_of, rotation
+from protofed.closed_form.rotation import Turn, fold_of, rotation
 from protofed.closed_form.sums import added_up, doubled, means_of
 from protofed.closed_form.tuning import RidgeDown, RidgeServer
 from protofed.errors import UserError
@@ -86,7 +86,7 @@ class ProtoTune(ProtoRidge):
     def plan(self, plan: Plan) -> Plan:
         """Statistics and training in turn: without each fold of sites, then with all."""
         epochs = {"statistics": 0, "training": plan.epochs[0], "scores": 0}
-        return replace(plan, epochs=tuple(epochs[exchange.part] for exchange in self._exchanges))
+        return replace(plan, epochs=tuple(epochs[turn.part] for turn in self._turns))
 
     @property
     def separable(self) -> bool:
@@ -101,9 +101,9 @@ class ProtoTune(ProtoRidge):
 
     def sits_out(self, at: At) -> bool:
         """Its fold is to score what the others train; or sites liked a model best that is trained already."""
-        exchange = self._exchange(at)
-        if exchange.fold is None:
-            return exchange.trained >= int(at.down.kept)
+        turn = self._turn(at)
+        if turn.fold is None:
+            return turn.trained >= int(at.down.kept)
         return self._judges(at)
 
     def loss(self, net: Net, x: Tensor, y: Tensor, at: At) -> Terms:
@@ -120,13 +120,13 @@ class ProtoTune(ProtoRidge):
 
     def upload(self, net: Net, data: Samples, at: At) -> tuple[TuneUpload, Record]:
         """What the exchange is for."""
-        exchange, judges = self._exchange(at), self._judges(at)
+        turn, judges = self._turn(at), self._judges(at)
         # After the last round that counts nothing changes, so there is nothing to tell.
-        over = exchange.fold is None and exchange.trained > int(at.down.kept)
-        tells = exchange.part == "statistics" and not judges and not over
+        over = turn.fold is None and turn.trained > int(at.down.kept)
+        tells = turn.part == "statistics" and not judges and not over
         sent = self.statistics(net, data, at) if tells else self.no_statistics(net, at)
-        scores = judges and exchange.part != "statistics"
-        trained = exchange.part == "training" and not self.sits_out(at)
+        scores = judges and turn.part != "statistics"
+        trained = turn.part == "training" and not self.sits_out(at)
         row = flattened(net.pick(everything - head), float(at.size) if trained else 0.0)
         upload = TuneUpload(
             added_up(sent.sums),
@@ -164,7 +164,7 @@ class ProtoTune(ProtoRidge):
 
     def aggregate(self, server: Any, total: Any, at: At) -> Any:
         """A head and prototypes from statistics, the mean of what was trained, or the choice that scores make."""
-        exchange, n = self._exchange(at), float(total.trained.count.sum())
+        turn, n = self._turn(at), float(total.trained.count.sum())
         if total.sums.count.any():
             server = self.with_head(replace(server, total=Moments(total.sums, total.gram)), at)
             means = means_of(server.total.sums)
@@ -173,11 +173,11 @@ class ProtoTune(ProtoRidge):
             server = replace(server, shared=replace(server.shared, sums=prototypes))
         if n:
             server = self._with_stages(server, restored(total.trained.rows[0] / n, server.start))
-        if exchange.fold is not None and exchange.part != "statistics":
+        if turn.fold is not None and turn.part != "statistics":
             scores = server.scores.clone()
-            scores[exchange.fold, exchange.trained] = total.score
+            scores[turn.fold, turn.trained] = total.score
             server = replace(server, scores=scores)
-        if exchange.part == "scores":
+        if turn.part == "scores":
             kept = torch.tensor(most_liked(server.scores))
             server = self._with_stages(replace(server, shared=replace(server.shared, kept=kept)), server.start)
         return server
@@ -194,14 +194,14 @@ class ProtoTune(ProtoRidge):
     # Whose turn it is
 
     @property
-    def _exchanges(self) -> tuple[Exchange, ...]:
+    def _turns(self) -> tuple[Turn, ...]:
         return rotation(self.folds if self.folds > 1 else 0, self.refine)
 
-    def _exchange(self, at: At) -> Exchange:
-        return self._exchanges[min(at.round, len(self._exchanges) - 1)]
+    def _turn(self, at: At) -> Turn:
+        return self._turns[min(at.round, len(self._turns) - 1)]
 
     def _judges(self, at: At) -> bool:
-        fold = self._exchange(at).fold
+        fold = self._turn(at).fold
         return fold is not None and at.client is not None and fold_of(at.client, self.folds, at) == fold
 
 

@@ -3,7 +3,7 @@
 from protofed.records.codec import KINDS, Bytes, Message, conform, decode, decode_file, encode
 from protofed.records.quantise import Quantiser
 from protofed.records.robust import Robust, parse_robust
-from protofed.records.tally import Sums, Tally, adds_up
+from protofed.records.tally import Sums, Tally, adds_up, can_be_drawn_in
 from protofed.records.types import (
     ClassTable,
     Each,
@@ -38,6 +38,7 @@ __all__ = [
     "Tally",
     "Weights",
     "adds_up",
+    "can_be_drawn_in",
     "conform",
     "decode",
     "decode_file",

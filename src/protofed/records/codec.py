@@ -95,17 +95,21 @@ def encode(record: Record, sender: str, quantiser: Quantiser | None = None) -> M
     return Message(blob, Bytes(**by_kind))
 
 
-def decode(blob: bytes, like: R, sender: str, bits: int | None = None) -> R:
+def decode(blob: bytes, like: R, sender: str, bits: int | None = None, largest: float = math.inf) -> R:
     """The record in `blob`, which must have the structure of `like`; anything else is refused by name.
 
-    `bits` says how many the sender's quantiser left of a number.
+    `bits` says how many the sender's quantiser left of a number. A number beyond `largest` is refused, too.
     """
     with _readable(sender):
         # A quantised tensor is written as two.
         promised = _promised(BytesIO(blob), len(blob), lambda: _longest_header(like) * (1 if bits is None else 2))
         tensors = load(blob)
     _verify(tensors, promised, sender)
-    return _matched(tensors if bits is None else _unpacked(tensors, bits, sender), like, sender)
+    if bits is not None:
+        tensors = _unpacked(tensors, bits, sender)
+    if largest < math.inf:
+        _refuse_beyond(tensors, largest, sender)
+    return _matched(tensors, like, sender)
 
 
 def decode_file(path: Path, like: R, sender: str) -> R:
@@ -264,3 +268,13 @@ def _refuse_not_finite(tensor: Tensor, name: str, sender: str) -> None:
     # A finite sum proves all values finite at half the cost; only a sum that is not calls for the exact look.
     if tensor.is_floating_point() and not math.isfinite(tensor.sum()) and not bool(tensor.isfinite().all()):
         raise NotFinite(f"{sender}: field {name!r} holds values that are not finite")
+
+
+def _refuse_beyond(tensors: Mapping[str, Tensor], largest: float, sender: str) -> None:
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and tensor.numel():
+            most = float(torch.linalg.vector_norm(tensor, math.inf))
+            if largest < most < math.inf:  # what is not finite has an error of its own
+                raise BadMessage(
+                    f"{sender}: field {name!r} holds {most:.1e}, and nothing beyond {largest:.0e} is taken"
+                )

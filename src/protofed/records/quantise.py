@@ -15,6 +15,10 @@ from torch import Tensor
 GRID = "#grid"
 """Ends the name of the tensor that says how to read another: lowest value, step, and the shape."""
 
+_LONGEST_SIDE = 2**40
+"""No side of a tensor is longer, and no tensor larger; beyond it a grid is no shape that torch could count with."""
+_MOST_SIDES = 16
+
 
 @dataclass(frozen=True)
 class Quantiser:
@@ -40,9 +44,12 @@ def unpack(codes: Tensor, grid: Tensor, bits: int) -> Tensor:
     if codes.dtype != torch.uint8 or codes.ndim != 1 or grid.ndim != 1 or len(grid) < 2 or not grid.isfinite().all():
         raise ValueError("it is not a quantised tensor")
     low, step, *sides = grid.double().tolist()
-    if any(side < 0 or side != int(side) for side in sides) or len(codes) != -(-prod(map(int, sides)) * bits // 8):
+    if len(sides) > _MOST_SIDES or any(not 0 <= side <= _LONGEST_SIDE or side != int(side) for side in sides):
         raise ValueError("its grid is for a tensor of another size")
     shape = [int(side) for side in sides]
+    # Also where the product is zero: 0 x 1e6 would fit no codes at all.
+    if len(codes) != -(-prod(shape) * bits // 8) or prod(max(side, 1) for side in shape) > _LONGEST_SIDE:
+        raise ValueError("its grid is for a tensor of another size")
     flat = np.unpackbits(codes.numpy())[: prod(shape) * bits].reshape(-1, bits)
     levels = torch.from_numpy(flat.astype(np.float64) @ 2.0 ** np.arange(bits - 1, -1, -1))
     values: Tensor = low + step * levels

@@ -1,5 +1,8 @@
 """Averages that one hostile client cannot move at will; they take the place of the mean over clients.
 
+What a method uses client by client, tables of prototypes and models, has no mean; there a value that is too far from
+the median of all is drawn in towards it.
+
 Every client counts the same here: a weight is a number the client chose, so a hostile one would choose a large one.
 
 Coordinate-wise median and trimmed mean: Yin, Chen, Ramchandran, Bartlett. Byzantine-Robust Distributed Learning:
@@ -22,14 +25,32 @@ Pieces = list[Tensor | None]
 
 _FORMS = "median, trimmed=0.2 or norm-bound=1"
 _DEFAULTS = {"trimmed": 0.2, "norm-bound": 1.0}
+_REACH = 2.0
 
 
 class Robust(ABC):
     """A rule that makes one value of the values of all clients."""
 
+    @property
+    def reach(self) -> float:
+        """How far from the median of all a value may be that is used by itself, in units of the median distance."""
+        return _REACH
+
+    @property
+    def for_sums(self) -> "Robust":
+        """The rule for sums such as second moments: medians coordinate by coordinate would be moments of nothing."""
+        return NormBound(_DEFAULTS["norm-bound"])
+
     @abstractmethod
     def combine(self, values: Sequence[Pieces]) -> Pieces:
         """The common value, piece by piece; None where no client has the piece."""
+
+    def draw_in(self, values: Sequence[Pieces], apart: bool) -> list[Pieces]:
+        """Every client's value, no farther from the others than `reach`; with `apart` piece by piece."""
+        if not apart:
+            return _drawn_in(values, self.reach)
+        alone = [_drawn_in([[piece] for piece in pieces], self.reach) for pieces in zip(*values, strict=True)]
+        return [[pieces[client][0] for pieces in alone] for client in range(len(values))]
 
 
 @dataclass(frozen=True)
@@ -60,26 +81,22 @@ class NormBound(Robust):
 
     factor: float
 
+    @property
+    def reach(self) -> float:
+        """The factor."""
+        return self.factor
+
+    @property
+    def for_sums(self) -> Robust:
+        """The same: it draws values in as a whole."""
+        return self
+
     def combine(self, values: Sequence[Pieces]) -> Pieces:
         """Scale down values that are too far out, then average."""
         centre = MEDIAN.combine(values)
-        deviations = [
-            [
-                None if piece is None or middle is None else piece.double() - middle
-                for piece, middle in zip(own, centre, strict=True)
-            ]
-            for own in values
-        ]
-        norms = torch.stack([_norm(own) for own in deviations])
-        # With an even number of clients torch's median is the lower one: the cautious side.
-        shrink = (self.factor * norms.median() / norms.clamp(min=1e-300)).clamp(max=1.0)
-        drawn_in = [
-            [None if piece is None else piece * factor for piece in own]
-            for own, factor in zip(deviations, shrink, strict=True)
-        ]
         return [
             None if middle is None or moved is None else middle + moved.mean(0)
-            for middle, moved in zip(centre, _stacked(drawn_in), strict=True)
+            for middle, moved in zip(centre, _stacked(_near(values, centre, self.factor)), strict=True)
         ]
 
 
@@ -100,6 +117,42 @@ def parse_robust(text: str) -> Robust:
         return NormBound(amount)
     bounds = "a share above 0 and below 0.5" if name == "trimmed" else "a factor above 0"
     raise UserError(f"robust={text} is not valid; {name} takes {bounds}, for example {name}={_DEFAULTS[name]:g}")
+
+
+def _near(values: Sequence[Pieces], centre: Pieces, factor: float) -> list[Pieces]:
+    """What every client's value deviates from the centre, at most `factor` times as far as the median client's."""
+    deviations: list[Pieces] = [
+        [
+            None if piece is None or middle is None else piece.double() - middle
+            for piece, middle in zip(own, centre, strict=True)
+        ]
+        for own in values
+    ]
+    norms = torch.stack([_norm(own) for own in deviations])
+    # With an even number of clients torch's median is the lower one: the cautious side.
+    shrink = (factor * norms.median() / norms.clamp(min=1e-300)).clamp(max=1.0)
+    return [
+        [None if piece is None else piece * factor for piece in own]
+        for own, factor in zip(deviations, shrink, strict=True)
+    ]
+
+
+def _drawn_in(values: Sequence[Pieces], factor: float) -> list[Pieces]:
+    """Each value among those that have it, drawn in towards their median."""
+    owners = [own for own in values if any(piece is not None for piece in own)]
+    if not owners:
+        return list(values)
+    centre = MEDIAN.combine(owners)
+    near = iter(_near(owners, centre, factor))
+    return [
+        [
+            None if moved is None or middle is None else middle + moved
+            for moved, middle in zip(next(near), centre, strict=True)
+        ]
+        if any(piece is not None for piece in own)
+        else own
+        for own in values
+    ]
 
 
 def _stacked(values: Sequence[Pieces]) -> list[Tensor | None]:

@@ -10,7 +10,8 @@ from torch import Tensor
 from typing_extensions import TypeVar
 
 from protofed.records.robust import MEDIAN, Pieces, Robust
-from protofed.records.types import ClassTable, Each, Mean, Record, Sum, map_tensors, parts_of
+from protofed.records.shares import capped
+from protofed.records.types import ClassTable, Each, Mean, Record, Sum, Weights, map_tensors, parts_of
 
 U = TypeVar("U", bound=Record, default=Record)
 
@@ -30,13 +31,14 @@ class Tally(Generic[U]):
     """Folds uploads one by one: `Mean` fields into a running float64 sum, `Each` fields into {client: value}.
 
     Clients must be added in one canonical order: floating-point sums depend on it, results must not. Clients may be
-    added up in groups, here or elsewhere, and the sums of the groups are then added up in their order. A robust rule
-    needs all values at once, so with one the `Mean` fields of all clients are held in memory until the total is taken.
+    added up in groups, here or elsewhere, and the sums of the groups are then added up in their order. A robust rule,
+    and a cap on the share of a client, need all values at once, so with one of them the `Mean` fields of all clients
+    are held in memory until the total is taken.
     """
 
-    def __init__(self, robust: Robust | None = None) -> None:
+    def __init__(self, robust: Robust | None = None, max_share: float | None = None) -> None:
         self.clients: list[str] = []
-        self._robust = robust
+        self._robust, self._max_share = robust, max_share
         self._upload: type[U] | None = None
         self._sums: dict[str, _Fold] = {}
         self._each: dict[str, dict[str, Any]] = {}
@@ -73,10 +75,31 @@ class Tally(Generic[U]):
         """An upload that holds what the server sees of them all: Means averaged, Eaches by client."""
         if self._upload is None:
             raise ValueError("there is no total of no uploads")
-        return self._upload(**{name: total.mean() for name, total in self._sums.items()}, **self._each)
+        each = {name: self._drawn_in(values) for name, values in self._each.items()}
+        return self._upload(**{name: total.mean() for name, total in self._sums.items()}, **each)
 
     def _fold(self) -> "_Fold":
+        if self._max_share is not None:
+            return _Capped(self._max_share)
         return _WeightedSum() if self._robust is None else _Gathered(self._robust)
+
+    def _drawn_in(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Values that are used client by client, as far out as the robust rule allows."""
+        if self._robust is None or not can_be_drawn_in(next(iter(values.values()))):
+            return values
+        one = torch.ones((), dtype=torch.float64)
+        cut = [list(_pieces(value, one)) for value in values.values()]
+        apart = isinstance(next(iter(values.values())), ClassTable)
+        moved = self._robust.draw_in([[piece for piece, _ in pieces] for pieces in cut], apart)
+        return {
+            client: _assembled(value, iter(zip(rows, (count for _, count in pieces), strict=True)))
+            for (client, value), rows, pieces in zip(values.items(), moved, cut, strict=True)
+        }
+
+
+def can_be_drawn_in(value: Any) -> bool:
+    """Whether a value that is used client by client can be compared with the others': a table, or a model."""
+    return isinstance(value, ClassTable | Weights)
 
 
 def adds_up(upload: Record) -> bool:
@@ -142,6 +165,54 @@ class _WeightedSum:
 
     def mean(self) -> Any:
         return _seen(self.sum(), self._like)
+
+
+class _Capped:
+    """All clients' values of one field, added up when it is known how much each may count."""
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._items: list[Mean[Any]] = []
+
+    def add(self, item: Mean[Any]) -> None:
+        self._items.append(item)
+
+    def end_group(self) -> None:
+        """All are needed one by one in the end."""
+
+    def sum(self) -> Any:
+        raise TypeError("a cap on shares knows no sums")
+
+    def add_group(self, total: Any, like: Mean[Any]) -> None:
+        raise TypeError("a cap on shares knows no sums")
+
+    def mean(self) -> Any:
+        total = _WeightedSum()
+        for item in self._added_up() if isinstance(self._items[0], Sum) else self._averaged():
+            total.add(item)
+        return total.mean()
+
+    def _averaged(self) -> Iterator[Mean[Any]]:
+        """With weights that are cut; of a table class by class, among those that hold the class."""
+        weights = [_weight_of(item) for item in self._items]
+        for item, weight in zip(self._items, capped(torch.stack(weights), self._share), strict=True):
+            yield type(item)(item.value, weight)
+
+    def _added_up(self) -> Iterator[Mean[Any]]:
+        """As if the client had fewer samples, of every class alike: rows and counts of a sum belong together."""
+        samples = torch.stack([_weight_of(item).sum() for item in self._items])
+        factors = capped(samples, self._share) / samples.clamp(min=1e-300)
+        for item, factor in zip(self._items, factors, strict=True):
+            value = item.value
+            if isinstance(value, ClassTable):
+                value = ClassTable(value.rows, value.count * factor.to(value.count))
+            yield type(item)(value, torch.as_tensor(item.weight, dtype=torch.float64) * factor)
+
+
+def _weight_of(item: Mean[Any]) -> Tensor:
+    """What a value counts; of a table one number for each class."""
+    weight = torch.as_tensor(item.weight, dtype=torch.float64)
+    return (weight * item.value.held).double() if isinstance(item.value, ClassTable) else weight
 
 
 class _Weighted(Record):
@@ -247,7 +318,8 @@ class _Gathered:
         raise TypeError("a robust rule knows no sums")
 
     def mean(self) -> Any:
-        values, counts = self._robust.combine(self._values), MEDIAN.combine(self._counts)
+        rule = self._robust.for_sums if isinstance(self._like, Sum) else self._robust
+        values, counts = rule.combine(self._values), MEDIAN.combine(self._counts)
         typical = _assembled(self._like.value, iter(zip(values, counts, strict=True)))
         if not isinstance(self._like, Sum):
             return typical

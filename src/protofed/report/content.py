@@ -175,6 +175,7 @@ def read(folder: str | Path) -> ReportContent:
 
 def _read_run(path: Path) -> ReportContent:
     run = ReportedRun(path)
+    run.refuse_damaged()
     name = run.config["method"]["name"]
     entry: dict[str, Any] = {}
     metric = run.options.get("metric", ACCURACY)

@@ -4,19 +4,31 @@ import secrets
 from collections.abc import Callable
 from functools import cached_property
 from hashlib import blake2b
+from html import escape
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Lock
 
 from protofed.errors import UserError
-from protofed.federation.folder import LockHolder
+from protofed.federation.lock_holder import LockHolder
 from protofed.report.content import read
 from protofed.report.page import Live, render
+from protofed.text import printable
 
 _HOST = "127.0.0.1"
 _WATCHED = ("run.json", "rounds.jsonl", "summary.json", "comparison.json", ".lock")
 _NOTHING_YET = "<!doctype html><html lang=en><title>protofed</title><meta http-equiv=refresh content=2><p>{}</p></html>"
+_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""Whatever a page holds, it loads nothing and tells nobody."""
+_NO_SCRIPT = (
+    "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""Of an answer that is not the page."""
+_LARGEST_BODY = 2**16
 
 
 class LiveReport:
@@ -53,7 +65,7 @@ class LiveReport:
         try:
             return render(read(self.folder), Live(self.token, bool(self.lock_holders()))).encode()
         except UserError as error:
-            return _NOTHING_YET.format(f"Nothing to show yet: {error}").encode()
+            return _NOTHING_YET.format(escape(printable(f"Nothing to show yet: {error}"))).encode()
 
     def _state(self) -> str:
         """Changes with every file that the page is made of, and when a process starts or stops."""
@@ -101,7 +113,16 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """Ask the runs to stop."""
+        self._drain()
         self._answer(self._post)
+
+    def _drain(self) -> None:
+        """Read what comes with a request: it is of no use, but left unread it would be taken for the next request."""
+        length = self.headers.get("Content-Length", "0")
+        if length.isdecimal() and int(length) <= _LARGEST_BODY and "Transfer-Encoding" not in self.headers:
+            self.rfile.read(int(length))
+        else:
+            self.close_connection = True
 
     def _get(self) -> tuple[HTTPStatus, bytes, str]:
         if self.path.partition("?")[0] != "/":
@@ -133,6 +154,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Cache-Control", "no-store")
         self.send_header("X-Content-Type-Options", "nosniff")
         self.send_header("X-Frame-Options", "DENY")
+        self.send_header("Content-Security-Policy", _POLICY if tag else _NO_SCRIPT)
+        self.send_header("Referrer-Policy", "no-referrer")
+        if self.close_connection:
+            self.send_header("Connection", "close")
         if tag:
             self.send_header("ETag", f'"{tag}"')
         self.end_headers()

@@ -30,7 +30,7 @@ from protofed.models import (
     nothing,
 )
 from protofed.models.freezing import frozen_tensors, parameter_count
-from protofed.records import Each, parse_robust, parts_of
+from protofed.records import Each, can_be_drawn_in, parse_robust, parts_of
 from protofed.registry import find_method, load_plugin, make_method, preset_settings
 from protofed.runs.network import (
     PHOTOGRAPH,
@@ -143,6 +143,7 @@ class Assembly:
             "guard": context.guard.model_dump(),
             **({"privacy": privacy_ledger(self.prepared).planned()} if context.guard.promises else {}),
             "robust": options.robust,
+            "max_share": options.max_share,
             "seed": options.seed,
             "engine": {**asdict(self.engine), "layout": context.layout, "frozen": self.frozen},
             "warnings": list(self.warnings),
@@ -348,6 +349,7 @@ def _assembled(
         guard=parse_guard(options.guard),
         views=network.views,
         robust=None if options.robust is None else parse_robust(options.robust),
+        max_share=options.max_share,
     )
     # What a method builds may depend on the noise, which is known before where nothing is trained.
     context = replace(context, guard=_settled(options, context))
@@ -504,7 +506,11 @@ def _refuse_impossible(options: Options, network: Network, prepared: Prepared) -
 
 
 def _refuse_aggregation(options: Options, context: RunContext) -> None:
-    """Secure and robust aggregation need enough clients, and rule each other out."""
+    """Secure and robust aggregation need enough clients, and rule each other and a cap on shares out."""
+    other = "secure aggregation" if context.guard.secure else f"robust={options.robust}" if context.robust else None
+    if context.max_share is not None and other is not None:
+        why = "hides them" if context.guard.secure else "ignores them"
+        raise UserError(f"max_share={options.max_share:g} cuts weights, and {other} {why}; keep one")
     together = _participants(options, context.partition)
     for rule, wanted in (("secure aggregation", context.guard.secure), (f"robust={options.robust}", context.robust)):
         if wanted and together < _FEWEST_TOGETHER:
@@ -535,7 +541,11 @@ def _participants(options: Options, partition: Partition) -> int:
 
 def _beyond_robust(options: Options, templates: Templates) -> list[str]:
     """A warning where a robust rule does not reach all that is uploaded."""
-    single = [name for name, item in parts_of(templates.upload).items() if isinstance(item, Each)]
+    single = [
+        name
+        for name, item in parts_of(templates.upload).items()
+        if isinstance(item, Each) and not can_be_drawn_in(item.value)
+    ]
     if options.robust is None or not single:
         return []
     return [

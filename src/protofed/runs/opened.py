@@ -25,7 +25,8 @@ from protofed.data.pixels import Pixels, pieces
 from protofed.errors import BadMessage, UserError, unknown_name
 from protofed.federation import RunFolder
 from protofed.federation.best import BEST, BestRound
-from protofed.federation.folder import LockHolder
+from protofed.federation.lock_holder import LockHolder
+from protofed.federation.required import RUN_KEYS, SUMMARY_KEYS, require
 from protofed.method import At, Method
 from protofed.metrics import KeptPredictions
 from protofed.models import Split, load_weights
@@ -104,6 +105,12 @@ class Run:
     def planned_rounds(self) -> int:
         """How many rounds it will have when it is complete."""
         return len(self.config["plan"]["epochs"])
+
+    def refuse_damaged(self) -> None:
+        """Raise where run.json or summary.json lacks what readers expect; lines of rounds.jsonl are always checked."""
+        require(self.config, RUN_KEYS, self.path / _CONFIG)
+        if self.complete:
+            require(self.summary, SUMMARY_KEYS, self.path / _SUMMARY)
 
     @property
     def lock_holder(self) -> LockHolder | None:

@@ -97,6 +97,9 @@ class Options(BaseModel):
     robust: str | None = Field(
         None, description="median | trimmed=0.2 | norm-bound=1: instead of the mean over clients"
     )
+    max_share: float | None = Field(
+        None, gt=0, lt=1, description="most that one client may count in a mean over clients, for example 0.3"
+    )
     engine: str = Field("auto", description=" | ".join(ENGINES))
     workers: WholeNumber | None = Field(None, description="processes of the workers engine")
     device: str = Field("cpu", description="cpu | cuda")

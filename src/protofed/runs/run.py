@@ -60,6 +60,7 @@ def run(
     if resume:
         if out is None:
             raise UserError("--resume needs --out, the folder of the run to continue")
+        Run(out).refuse_damaged()
         stored = Run(out).options
         refuse_changes(stored, given, MAY_CHANGE | EXTENDS)
         given = {**stored, **_engine_of(Run(out)), **given}
@@ -124,10 +125,8 @@ def carry_out(
         if resume:
             federation.resume()
         else:
-            context.partition.save(folder.path / "partition.npz")
             keep_backbone(assembly.network, context.models, folder.path)
-            views = {"personal_test": federation.evaluator.personal_test, "chance": chance_levels(context)}
-            folder.write_json("run.json", {**assembly.description(), **views})
+            write_description(assembly, federation, folder)
         tell(callbacks, "run_start", result, federation.rounds_done)
         if engine.scattered:
             log.warning("what is predicted for single images stays at the sites: this run is judged by accuracy alone")
@@ -138,11 +137,7 @@ def carry_out(
     federation.write_results(folder.path)
     lines = folder.rounds()
     status: Status = "diverged" if diverged else "flat" if len(lines) < context.plan.rounds else "complete"
-    beside = {
-        "metrics": run_metrics(result),
-        "privacy": federation.privacy(len(lines)),
-        "projection": projection,
-    }
+    beside = {"metrics": run_metrics(result), "privacy": federation.privacy(), "projection": projection}
     summary = {
         **summarise_run(assembly, lines, time.perf_counter() - start, status),
         "chance": chance_levels(federation.context),
@@ -193,6 +188,13 @@ def _judged(federation: Federation, run: Run, diverged: Diverged | None) -> dict
         "warnings": with_kept_round(warnings, best, has_model),
         "best": {**asdict(best), "accuracy": lines[best.round - 1]["accuracy"]},
     }
+
+
+def write_description(assembly: Assembly, federation: Federation, folder: RunFolder) -> None:
+    """run.json and who holds what: when a run begins, and anew when clients have joined it."""
+    assembly.context.partition.save(folder.path / "partition.npz")
+    views = {"personal_test": federation.evaluator.personal_test, "chance": chance_levels(assembly.context)}
+    folder.write_json("run.json", {**assembly.description(), **views})
 
 
 def _engine_of(run: Run) -> dict[str, Any]:

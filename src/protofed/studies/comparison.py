@@ -300,8 +300,8 @@ def _by_domain(clients: Mapping[str, float], domain_of: Mapping[str, str]) -> di
     """The mean over the clients of each domain; empty where clients have no domain or are too many to be listed."""
     grouped: dict[str, list[float]] = {}
     for client, value in clients.items():
-        if domain_of[client]:
-            grouped.setdefault(domain_of[client], []).append(value)
+        if domain := domain_of.get(client, client):  # one that came late to a run of an earlier version is not listed
+            grouped.setdefault(domain, []).append(value)
     return {domain: mean(values) for domain, values in grouped.items()}
 
 

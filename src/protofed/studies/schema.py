@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict
 
 from protofed.errors import UserError
+from protofed.federation.required import require
 from protofed.metrics import PairedOnImages
 from protofed.runs.health import RunWarning
 from protofed.studies.statistics import PairedTest, PartialSpread, Spread
@@ -207,6 +208,17 @@ class ReproductionContent(TypedDict):
     datasets: dict[str, TrainedBlock | ComputedBlock]
 
 
+_KEYS = {
+    "options": {"data": str},
+    "methods": dict,
+    "seeds": list,
+    "missing": list,
+    "baseline": object,
+    "target": object,
+}
+"""What every reader of a comparison expects."""
+
+
 def read_comparison(folder: Path) -> ComparisonContent | ReproductionContent:
     """comparison.json of a folder; `is_reproduction` tells which of the two it is."""
     path = folder / "comparison.json"
@@ -216,7 +228,7 @@ def read_comparison(folder: Path) -> ComparisonContent | ReproductionContent:
         raise UserError(f"{path} is damaged: it is not JSON") from None
     if not isinstance(content, dict):
         raise UserError(f"{path} is damaged: it is not a JSON object")
-    return content  # type: ignore[return-value]
+    return require(content, {} if "preset" in content else _KEYS, path)  # type: ignore[return-value]
 
 
 def is_reproduction(content: ComparisonContent | ReproductionContent) -> "TypeIs[ReproductionContent]":
