@@ -93,7 +93,8 @@ def main(arguments: Sequence[str] | None = None) -> list[list[str]]:
         ]
         rows.append([line.method, line.name, *map(_cell, cells)])
     columns = ["method", "who, and what is noised", *(f"epsilon {epsilon}" for epsilon in epsilons), "no guard"]
-    command = f"python -m benchmarks.private_sums --data OFFICE --out RUNS --seeds {chosen.seeds} --write"
+    found = " --found" if chosen.found else ""
+    command = f"python -m benchmarks.private_sums --data OFFICE --out RUNS --seeds {chosen.seeds}{found} --write"
     page = report(
         "Privacy on a pretrained backbone", command, f"{_told()}\n\n{table(columns, rows)}",
         time.perf_counter() - begun, load,

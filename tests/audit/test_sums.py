@@ -19,13 +19,6 @@ def verdict_of(content: dict[str, Any], words: str) -> str:
     return found
 
 
-@pytest.fixture(scope="module")
-def few_images(tmp_path_factory) -> str:
-    from protofed.testing import toy_data
-
-    return toy_data(tmp_path_factory.mktemp("few") / "data", ("a", "b", "c"))
-
-
 @pytest.mark.parametrize(("method", "settings"), [("fedncm", {}), ("protoridge", {"gram": "none"})])
 def test_class_sums_are_attacked(method: str, settings: dict[str, Any], tiny_run) -> None:
     run = tiny_run(method, keep_messages=True, set=settings)
