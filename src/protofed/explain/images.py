@@ -6,7 +6,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from protofed.data.files import is_image, read_images
+from protofed.data.decoding import is_image
+from protofed.data.files import read_images
 from protofed.data.images import to_channels
 from protofed.data.labels import class_number
 from protofed.errors import UserError, unknown_name

@@ -4,7 +4,8 @@ import csv
 import io
 from pathlib import Path
 
-from protofed.data.files import IMAGE_SUFFIXES, is_image, read_images
+from protofed.data.decoding import IMAGE_SUFFIXES, is_image
+from protofed.data.files import read_images
 from protofed.data.images import to_shape
 from protofed.data.pixels import Pixels
 from protofed.errors import UserError

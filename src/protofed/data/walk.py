@@ -1,0 +1,108 @@
+"""All files below a folder, in one order everywhere, and what in it cannot be followed."""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from protofed.data.decoding import IMAGE_KINDS, is_image
+from protofed.data.problems import Problem, error, some_names, warning
+
+_SYSTEM_FILES = ("thumbs.db", "desktop.ini", "ehthumbs.db", "icon\r")
+_VOLUMES = (".nii", ".nii.gz", ".mha", ".nrrd")
+
+
+@dataclass
+class FolderWalk:
+    """What was found on the way through folders; one may look into several."""
+
+    others: list[Path] = field(default_factory=list)
+    """Files that are no images."""
+    problems: list[Problem] = field(default_factory=list)
+
+    def images(self, folder: Path) -> list[Path]:
+        """The images in a folder and all folders below it, sorted by folder and name."""
+        found: list[Path] = []
+        for path in self._files(str(folder), frozenset()):
+            (found if is_image(path) else self.others).append(path)
+        return found
+
+    def folders(self, folder: Path) -> list[Path]:
+        """The folders in a folder, sorted, without hidden ones and what archivers leave behind."""
+        return [Path(entry.path) for entry in self._entries(str(folder)) if entry.is_dir()]
+
+    def loose_files(self, folder: Path) -> list[Path]:
+        """Image files that lie in the folder itself."""
+        files = [Path(entry.path) for entry in self._entries(str(folder), tell=False) if entry.is_file()]
+        return [path for path in files if is_image(path)]
+
+    def all_problems(self, root: Path) -> list[Problem]:
+        """Those met on the way, and the files that are no images, counted by the ending of their names."""
+        endings: dict[str, list[str]] = {}
+        for path in self.others:
+            endings.setdefault(_ending(path), []).append(_below(path, root))
+        return [*self.problems, *(_strange_files(ending, names) for ending, names in sorted(endings.items()))]
+
+    def _files(self, folder: str, above: frozenset[tuple[int, int]]) -> Iterator[Path]:
+        for entry in self._entries(folder):
+            if not entry.is_dir():
+                yield Path(entry.path)
+                continue
+            status = entry.stat()
+            here = (status.st_dev, status.st_ino)
+            if here in above:
+                self.problems.append(
+                    warning("endless-link", entry.path, "this link leads back to a folder above it and is not followed")
+                )
+            else:
+                yield from self._files(entry.path, above | {here})
+
+    def _entries(self, folder: str, tell: bool = True) -> list["os.DirEntry[str]"]:
+        """What can be followed, sorted by name; what cannot is told."""
+        try:
+            with os.scandir(folder) as entries:
+                listed = sorted((entry for entry in entries if not _hidden(entry.name)), key=lambda entry: entry.name)
+        except PermissionError:
+            mend = "allow yourself to read it, for example with chmod u+rx"
+            self.problems.append(error("no-permission", folder, "the folder cannot be read (no permission)", mend))
+            return []
+        except FileNotFoundError:
+            mend = "start again when nobody writes to the folder"
+            self.problems.append(error("changed", folder, "the folder disappeared while it was read", mend))
+            return []
+        dangling = [entry for entry in listed if entry.is_symlink() and not os.path.exists(entry.path)]
+        if tell:
+            for entry in dangling:
+                text = f"this link leads nowhere ({os.readlink(entry.path)}) and is left out"
+                self.problems.append(warning("dangling-link", entry.path, text, "restore the file or remove the link"))
+        return [entry for entry in listed if entry not in dangling] if dangling else listed
+
+
+def image_listing(folder: Path) -> tuple[list[Path], list[Problem]]:
+    """The images below a folder, and what in it is none or cannot be followed."""
+    walk = FolderWalk()
+    found = walk.images(folder)
+    return found, walk.all_problems(folder)
+
+
+def _hidden(name: str) -> bool:
+    return name.startswith((".", "__")) or name.lower() in _SYSTEM_FILES
+
+
+def _ending(path: Path) -> str:
+    name = path.name.lower()
+    return next((ending for ending in _VOLUMES if name.endswith(ending)), path.suffix.lower())
+
+
+def _strange_files(ending: str, names: Sequence[str]) -> Problem:
+    count = "1 file" if len(names) == 1 else f"{len(names)} files"
+    kind = f"ending in {ending}" if ending else "without an ending"
+    verb = "is no image and is" if len(names) == 1 else "are no images and are"
+    mend = f"images are {IMAGE_KINDS} files"
+    if ending in _VOLUMES:
+        mend = "volumes are not read: save their slices as PNG, or as DICOM"
+    return warning("not-an-image", names[0], f"{count} {kind} {verb} left out: {some_names(names)}", mend, names)
+
+
+def _below(path: Path, root: Path) -> str:
+    return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
