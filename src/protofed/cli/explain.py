@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from protofed.cli.options import QuietOption
+from protofed.cli.options import MovedDataOption, QuietOption
 from protofed.cli.output import console, percent, show_table
 from protofed.text import Table, split_names
 
@@ -31,6 +31,7 @@ def explain_command(
         bool, typer.Option("--faithfulness", help="also: does the box matter more than a random one?")
     ] = False,
     out: Annotated[Path | None, typer.Option("--out", help="where pictures and page go (RUN/explanations)")] = None,
+    data_root: MovedDataOption = None,
     quiet: QuietOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="print explanations.json, and nothing else")] = False,
 ) -> None:
@@ -49,6 +50,7 @@ def explain_command(
         clients=split_names(clients),
         top=top,
         out=out,
+        data_root=data_root,
         project=project,
         projected=projected,
         faithful=faithfulness,

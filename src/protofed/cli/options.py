@@ -17,6 +17,9 @@ from protofed.runs import Options
 QuietOption = Annotated[bool, typer.Option("--quiet", help="say nothing but warnings")]
 JsonOption = Annotated[bool, typer.Option("--json", help="for machines")]
 DataRootOption = Annotated[str | None, typer.Option("--data-root", help="where data sets lie by name")]
+MovedDataOption = Annotated[
+    str | None, typer.Option("--data-root", help="a folder that has the run's images now, under the name they had")
+]
 ShardOption = Annotated[
     str | None, typer.Option("--shard", metavar="K/N", help="do the K-th of N parts; machines share --out")
 ]
@@ -62,6 +65,10 @@ def options_of(run_json: Path) -> dict[str, Any]:
     try:
         described = json.loads(run_json.read_text())
         stored = dict(described["options"])
+        # A relative path means something else from another folder.
+        place = described["data"].get("place") or {}
+        if place.get("path") and Path(place["path"]).exists():
+            stored["data"] = place["path"]
         if stored["engine"] == "auto" and described["engine"]["name"] == "vmap":
             stored["engine"] = "vmap"  # the one choice of `auto` on which the last bits depend
     except FileNotFoundError:

@@ -177,9 +177,7 @@ def load(
     normalisation = Normalise.named(normalise, shown_channels) if normalise else Normalise.default(shown_channels)
     alike = map(str, alike_classes(held_classes(raw)))
     warnings = (*raw.warnings, *_gaps(raw), *alike, *leaks(raw))
-    return Dataset(
-        name, raw.classes, shaped, normalisation, raw.source, warnings, licence=raw.licence, place=place
-    )
+    return Dataset(name, raw.classes, shaped, normalisation, raw.source, warnings, licence=raw.licence, place=place)
 
 
 def locate(spec: str, data_root: str | Path | None = None) -> Path | None:
@@ -214,7 +212,11 @@ def _is_plain(spec: str) -> bool:
 
 
 def _read(
-    spec: str, root: Path | None, image_size: tuple[int, int] | None, options: Mapping[str, object], reading: ReadOptions
+    spec: str,
+    root: Path | None,
+    image_size: tuple[int, int] | None,
+    options: Mapping[str, object],
+    reading: ReadOptions,
 ) -> tuple[RawData, str, DataPlace]:
     """What `spec` names, its short name and its place: the data root comes first, then registered names, then paths."""
     if not spec.strip():
@@ -232,7 +234,9 @@ def _read(
             _refuse_unknown(spec, root, _is_plain(spec))
         raw, name = _read_path(path, image_size, reading)
     chosen = {key: value for key, value in vars(reading).items() if value is not None and value != _AS_READ[key]}
-    if chosen.keys() & {"test_share", "group_by", "pages"} and (path is None or npz_files(path) or path.suffix == ".npz"):
+    if chosen.keys() & {"test_share", "group_by", "pages"} and (
+        path is None or npz_files(path) or path.suffix == ".npz"
+    ):
         note = f"{', '.join(chosen)}: {name} comes with its own division and no files, so this is not used"
         raw = replace(raw, warnings=(*raw.warnings, note))
     record = {"asked": chosen, "sites": dict(raw.reading)}

@@ -78,7 +78,7 @@ def dicom_header(path: Path) -> DicomHeader:
 
 def dicom_values(path: Path, frame: int) -> tuple[DicomHeader, NDArray[Any]]:
     """One frame as it is to be seen: uint8 [H, W] or [H, W, 3], or float32 [H, W] in stored values where it is deep."""
-    from pydicom.pixels import pixel_array
+    from pydicom.pixels.utils import pixel_array
 
     content = _read(path, pixels=True)
     header = _header(content)
@@ -153,7 +153,7 @@ def _has_window(content: Any) -> bool:
 
 def _rescaled(content: Any, values: NDArray[np.float64], frame: int) -> NDArray[np.float64]:
     """Stored values in the unit of the device, such as Hounsfield's."""
-    from pydicom.pixels import apply_modality_lut
+    from pydicom.pixels.processing import apply_modality_lut
 
     if content.get("ModalityLUTSequence"):
         return np.asarray(apply_modality_lut(values.astype(np.int64), content), dtype=np.float64)
@@ -163,13 +163,13 @@ def _rescaled(content: Any, values: NDArray[np.float64], frame: int) -> NDArray[
 
 
 def _windowed(content: Any, values: NDArray[np.float64], frame: int) -> NDArray[np.float64] | None:
-    """What its first window, or its table, shows, from 0 to 255; None where it has neither. Formulas of PS3.3 C.11.2."""
-    from pydicom.pixels import apply_voi
+    """What its first window, or its table, shows, from 0 to 255 (DICOM PS3.3 C.11.2); None where it has neither."""
+    from pydicom.pixels.processing import apply_voi
 
     if content.get("VOILUTSequence"):
         bits = int(content.VOILUTSequence[0].LUTDescriptor[2])
         table = np.asarray(apply_voi(values.astype(np.int64), content), dtype=np.float64)
-        return table * (255 / (2**bits - 1))
+        return np.asarray(table * (255 / (2**bits - 1)))
     if not _has_window(content):
         return None
     told = _of_frame(content, frame, "FrameVOILUTSequence")
@@ -193,12 +193,12 @@ def _first(value: Any) -> float:
 
 def _colour(content: Any, stored: NDArray[Any]) -> NDArray[np.uint8]:
     """8 bits a channel; pydicom has turned YBR into RGB already."""
-    from pydicom.pixels import apply_color_lut
+    from pydicom.pixels.processing import apply_color_lut
 
     bits = int(content.BitsStored)
     if content.PhotometricInterpretation == "PALETTE COLOR":
         stored = apply_color_lut(stored, content)
         bits = int(content.RedPaletteColorLookupTableDescriptor[2])
     if bits == 8:
-        return stored.astype(np.uint8)
+        return np.asarray(stored, dtype=np.uint8)
     return np.clip(np.rint(stored.astype(np.float64) * (255 / (2**bits - 1))), 0, 255).astype(np.uint8)

@@ -146,7 +146,7 @@ def _decode_known(
     results = dict(zip(rows, in_threads(place, list(rows)), strict=True))
     problems |= {position: found for position, found in results.items() if isinstance(found, Problem)}
     if places:
-        bits = depth(max((results[p] for p in places if isinstance(results[p], float)), default=0.0))
+        bits = depth(max((peak for peak in map(results.get, places) if isinstance(peak, float)), default=0.0))
         for position, row in ((p, rows[p]) for p in places if p not in problems):
             pixels[row] = np.clip(np.rint(deep[places[position]] * (255 / (2**bits - 1))), 0, 255)
         if bits < 16:

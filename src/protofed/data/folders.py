@@ -1,4 +1,4 @@
-"""Lists a folder of your own: `SITE/CLASS/...`, or `SITE/train/CLASS/...`, `SITE/test/CLASS/...` and `SITE/val/CLASS/...`.
+"""Lists a folder of your own: `SITE/CLASS/...`, or `SITE/train/CLASS/...`, and so on for `test` and `val`.
 
 Images may lie in folders below that of their class, of patients or dates.
 """
@@ -27,9 +27,7 @@ _PART_NAMES = {
 _PART_OF = {name: part for part, names in _PART_NAMES.items() for name in names}
 
 
-def read_folder(
-    folder: Path, image_size: tuple[int, int] | None = None, options: ReadOptions | None = None
-) -> RawData:
+def read_folder(folder: Path, image_size: tuple[int, int] | None = None, options: ReadOptions | None = None) -> RawData:
     """The domains of a folder; npz files win where there are both forms. Image files are read at `image_size`."""
     check_folder(folder)
     archives = npz_files(folder)

@@ -109,8 +109,8 @@ def _label_rows(path: Path) -> list[dict[str, str]]:
         old, equals, new = (one_form(text) for text in line.rpartition("="))
         if not (equals and old):
             raise UserError(
-                f"{path} line {number}: {line.strip()!r} is not OLD=NEW; a file of labels has such lines, or the columns "
-                "label and class (and site, where a line is for one site)"
+                f"{path} line {number}: {line.strip()!r} is not OLD=NEW; a file of labels has such lines, or the "
+                "columns label and class (and site, where a line is for one site)"
             )
         rows.append({"old": old, "new": new, "domain": "", "line": str(number)})
     return rows
@@ -142,7 +142,7 @@ def _relabelled(
 def _held(data: RawData, domain: str) -> set[str]:
     """The classes of which a site has images."""
     parts = (data.domains[domain].train, data.domains[domain].test)
-    return {data.classes[int(label)] for part in parts for label in part.y.unique()}
+    return {data.classes[int(label)] for part in parts for label in part.y.tolist()}
 
 
 def alike_classes(held: Mapping[str, set[str]]) -> list[Problem]:

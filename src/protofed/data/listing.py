@@ -157,7 +157,7 @@ def settle(listing: Listing, options: ReadOptions, headers: Headers = read_heade
             problems.append(replace(found, severity="warning", text=f"left out: {found.text}") if skipped else found)
         else:
             opened.append((file, found))
-    problems += _remarks(listing, opened, options)
+    problems += _remarks(opened, options)
     groups = _groups(listing, opened, options, problems)
     problems += _on_both_sides(listing, opened, groups)
     files: dict[str, list[LabelledFile]] = {}
@@ -262,9 +262,7 @@ def _on_both_sides(
     return list(told.values())
 
 
-def _remarks(
-    listing: Listing, opened: Sequence[tuple[ListedFile, Sequence[ImageHeader]]], options: ReadOptions
-) -> list[Problem]:
+def _remarks(opened: Sequence[tuple[ListedFile, Sequence[ImageHeader]]], options: ReadOptions) -> list[Problem]:
     """What is said of all files of a kind together."""
     films = [file.key for file, headers in opened if headers[0].film > 1]
     paged = [(file.key, len(headers)) for file, headers in opened if len(headers) > 1]
@@ -276,12 +274,12 @@ def _remarks(
         remarks.append(warning("first-frame", films[0], text, "save other frames as files of their own", films))
     if paged:
         names = [name for name, _ in paged]
-        total, taken = (sum(counts) for counts in zip(*((n, len(options.chosen_pages(n))) for _, n in paged)))
+        total, taken = sum(n for _, n in paged), sum(len(options.chosen_pages(n)) for _, n in paged)
         text = f"{_files(names)} with {total} pages or frames, of which {taken} are read: {some_names(names)}"
         remarks.append(warning("pages", names[0], text, "--pages first, all or 1,3-5 chooses", names))
     if burned:
         said = Counter(headers[0].burned_in for _, headers in opened if headers[0].burned_in not in (None, "NO"))
-        text = f"the pixels of {_files(burned)} may show names: of {said['YES']} the DICOM tags say so, others are silent"
+        text = f"the pixels of {_files(burned)} may show names: the tags of {said['YES']} say so, others say nothing"
         mend = "look at them before anything leaves; what is burned in is not read as text"
         remarks.append(warning("burned-in", burned[0], text, mend, burned))
     if ranged:

@@ -1,4 +1,4 @@
-"""Lists a manifest: a csv file with one row per image, its file, label and domain, and optionally its split and group."""
+"""Lists a manifest: a csv file with one row per image: its file, label and domain, and maybe its split and group."""
 
 import os
 from collections.abc import Iterator
@@ -45,9 +45,7 @@ _PARTS = {
 }
 
 
-def read_manifest(
-    path: Path, image_size: tuple[int, int] | None = None, options: ReadOptions | None = None
-) -> RawData:
+def read_manifest(path: Path, image_size: tuple[int, int] | None = None, options: ReadOptions | None = None) -> RawData:
     """The domains a csv file lists; files are relative to the csv.
 
     Without a column `split` every domain is divided by label, the same way each time. Images of one patient always

@@ -5,6 +5,7 @@ them, as many of each class as their site says it holds; they share one zero, so
 own images in their place, and so both sides prepare the same run.
 """
 
+import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
@@ -14,9 +15,11 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 
 from protofed.data import Dataset, Domain, Images, Normalise
+from protofed.data.labels import alike_classes
 from protofed.errors import BadMessage, UserError
 
 T = TypeVar("T")
+log = logging.getLogger("protofed")
 
 
 @dataclass(frozen=True)
@@ -60,33 +63,37 @@ class Census:
 
     @classmethod
     def of(cls, hellos: Mapping[str, Hello], shape: tuple[int, int, int] | None = None) -> "Census":
-        """What the sites agree on; one that differs is named. Shapes may differ where the run fixes one."""
-        first, model = next(iter(hellos.items()))
+        """What the sites have together: classes are joined by name, images brought to one shape."""
         for name, hello in hellos.items():
-            cls._compare(name, hello, first, model, shape is None)
-        return cls(model.classes, shape or model.image_shape, dict(hellos))
+            cls._compare(name, hello)
+        alike = alike_classes({name: set(hello.classes) for name, hello in hellos.items()})
+        if alike:
+            raise UserError(f"{alike[0].text}; give --labels at the sites, or rename the classes there")
+        classes = tuple(dict.fromkeys(label for hello in hellos.values() for label in hello.classes))
+        for name, hello in hellos.items():
+            lacking = [label for label in classes if label not in hello.classes]
+            if lacking:
+                log.warning("%s has no class %s", name, ", ".join(lacking))
+        shapes = [hello.image_shape for hello in hellos.values()]
+        channels, height, width = (max(sides) for sides in zip(*shapes, strict=True))
+        return cls(classes, shape or (channels, height, width), dict(hellos))
 
-    def with_site(self, name: str, hello: Hello, fixed: bool) -> "Census":
-        """With one more, which must be like the others."""
-        first, model = next(iter(self.sites.items()))
-        self._compare(name, hello, first, model, not fixed)
+    def with_site(self, name: str, hello: Hello) -> "Census":
+        """With one more, which has no class that the others lack."""
+        self._compare(name, hello)
+        strange = [label for label in hello.classes if label not in self.classes]
+        if strange:
+            raise UserError(
+                f"{name} has the class {strange[0]}, the run has {', '.join(self.classes)}; "
+                "--labels at the site regroups them"
+            )
         return replace(self, sites=dict(sorted({**self.sites, name: hello}.items())))
 
     @staticmethod
-    def _compare(name: str, hello: Hello, first: str, model: Hello, shapes_too: bool) -> None:
+    def _compare(name: str, hello: Hello) -> None:
         if hello.protofed != version("protofed"):
             raise UserError(
                 f"{name} runs protofed {hello.protofed}, the server {version('protofed')}; install the same"
-            )
-        if hello.classes != model.classes:
-            raise UserError(
-                f"{name} has the classes {', '.join(hello.classes)}, {first} has {', '.join(model.classes)}; "
-                "sites need the same classes (--labels at the site regroups them, --classes names those it lacks)"
-            )
-        if shapes_too and hello.image_shape != model.image_shape:
-            raise UserError(
-                f"the images of {name} are {_shape(hello)}, those of {first} {_shape(model)}; give --image-size and "
-                "--set data.channels=1 or 3 to bring them to one shape"
             )
 
     def dataset(self, normalise: str | None, own: Domain | None = None) -> Dataset:
@@ -94,10 +101,12 @@ class Census:
         channels = self.image_shape[0]
         normalisation = Normalise.named(normalise, channels) if normalise else Normalise.default(channels)
         domains = {
-            name: Domain(name, self._blank(hello.train), self._blank(hello.test)) for name, hello in self.sites.items()
+            name: Domain(name, self._blank(hello, hello.train), self._blank(hello, hello.test))
+            for name, hello in self.sites.items()
         }
         if own is not None:
-            domains[own.name] = own
+            places = self._places(self.sites[own.name])
+            domains[own.name] = own.mapped(lambda images, _: Images(images.x, places[images.y]))
         return Dataset("sites", self.classes, domains, normalisation, source="held by the sites")
 
     def as_dict(self) -> dict[str, Any]:
@@ -109,8 +118,12 @@ class Census:
         """From what was sent or stored."""
         return _validated(cls, content, sender, "census")
 
-    def _blank(self, counts: tuple[int, ...]) -> Images:
-        labels = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    def _places(self, hello: Hello) -> torch.Tensor:
+        """The number that each class of a site has in the run."""
+        return torch.tensor([self.classes.index(label) for label in hello.classes])
+
+    def _blank(self, hello: Hello, counts: tuple[int, ...]) -> Images:
+        labels = torch.repeat_interleave(self._places(hello), torch.tensor(counts))
         pixel = torch.zeros(1, 1, 1, 1, dtype=torch.uint8)
         return Images(pixel.expand(len(labels), *self.image_shape), labels)
 
@@ -120,7 +133,3 @@ def _validated(kind: type[T], content: Any, sender: str, what: str) -> T:
         return TypeAdapter(kind).validate_python(content)
     except ValidationError as error:
         raise BadMessage(f"{sender}: {error.errors()[0]['msg']} in its {what}") from None
-
-
-def _shape(hello: Hello) -> str:
-    return "x".join(str(side) for side in hello.image_shape)

@@ -186,7 +186,7 @@ class _Server:
         channels = self._options.settings_for("data").get("channels")
         options = resolved(self._options, min(shapes, key=lambda shape: min(shape[1:])))
         side = options.image_size
-        if side is None or (channels is None and options.weights != "imagenet"):
+        if side is None:
             return None
         return int(channels or max(shape[0] for shape in shapes)), side, side
 
@@ -250,7 +250,7 @@ class _Server:
         for name, hello in self._ask_hello(late).items():
             before = self._engine.terms
             try:
-                larger = census.with_site(name, hello, self._fixed_shape([hello.image_shape]) is not None)
+                larger = census.with_site(name, hello)
                 assembly = self._agree(larger)
                 federation.admit(assembly.prepared)
             except (UserError, BadMessage) as problem:

@@ -63,6 +63,7 @@ def explain(
     project: bool = False,
     projected: bool = False,
     faithful: bool = False,
+    data_root: str | Path | None = None,
 ) -> dict[str, Any]:
     """Explain what the models of a run say about images; pictures, a page and `explanations.json` go to `out`.
 
@@ -70,16 +71,16 @@ def explain(
     `label`. `clients` are asked with their models as their training left them; all of them unless named, and `global`
     means the server's model. `project` first lets clients find the training patches their part prototypes come
     nearest to, which are then shown beside them; `projected` asks the models with the prototypes moved there, which may
-    cost accuracy. Only `domain` and `project` need the run's data; `out` is `explanations` in the run folder unless
-    given.
+    cost accuracy. Only `domain` and `project` need the run's data, which `data_root` helps to find; `out` is
+    `explanations` in the run folder unless given.
     """
     if (images is None) == (domain is None):
         raise UserError("give the images to explain: --images FOLDER, or --domain NAME for test images of the run")
     if label is not None and domain is None:
         raise UserError("--label chooses among the test images of a --domain")
     with one_thread():
-        accuracies = _project_now(run) if project else None
-        opened = OpenRun(run, with_data=domain is not None)
+        accuracies = _project_now(run, data_root) if project else None
+        opened = OpenRun(run, with_data=domain is not None, data_root=data_root)
         selected = (
             from_domain(opened, domain, count, label)
             if domain is not None
@@ -95,9 +96,9 @@ def explain(
     return content
 
 
-def _project_now(run: str | Path) -> dict[str, Any]:
+def _project_now(run: str | Path, data_root: str | Path | None) -> dict[str, Any]:
     """Let every client project its part prototypes onto its own training patches; accuracy before and after."""
-    opened = OpenRun(run, with_data=True)
+    opened = OpenRun(run, with_data=True, data_root=data_root)
     if "prototypes" not in opened.context.model.stage_names:
         raise UserError(f"{opened.config['method']['name']} has no part prototypes to project; leave --project out")
     folder = opened.run.folder

@@ -30,6 +30,7 @@ from protofed.models import Split, load_weights
 from protofed.models.net import Net
 from protofed.records import ClassTable, Features, Record, decode, decode_file
 from protofed.runs.assembly import assemble, reassemble, reopened_options
+from protofed.runs.place import refuse_other_images
 
 GLOBAL = "global"
 """Instead of a client's name: the server's model."""
@@ -144,7 +145,14 @@ class CachedRun(Run):
 class OpenRun:
     """One finished run, or one of its snapshots (`done`: after how many rounds)."""
 
-    def __init__(self, path: str | Path, *, done: int | None = None, with_data: bool = False) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        done: int | None = None,
+        with_data: bool = False,
+        data_root: str | Path | None = None,
+    ) -> None:
         self.run = Run(path)
         self.config = self.run.config
         if done is None:
@@ -157,6 +165,7 @@ class OpenRun:
         self._place = self.run.path if done is None else self.run.folder.snapshot(done)
         self.with_data = with_data
         """Whether its context has the images of the run."""
+        self._data_root = data_root
 
     @property
     def classes(self) -> list[str]:
@@ -182,7 +191,10 @@ class OpenRun:
     def prepared(self) -> Prepared:
         """The federation as it was before its first round."""
         if self.with_data:
-            return assemble(reopened_options(self.config), self.run.folder.clients).prepared
+            options = reopened_options(self.config, self._data_root, finds_data=True)
+            prepared = assemble(options, self.run.folder.clients).prepared
+            refuse_other_images(prepared.context.dataset, self.config)
+            return prepared
         return reassemble(self.config, self.run.path).prepared
 
     @property

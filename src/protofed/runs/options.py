@@ -129,7 +129,15 @@ class Options(BaseModel):
         return value
 
     @field_validator(
-        "domains", "clients", "fraction", "samples_per_client", "plan", "guard", "pages", "snapshot_rounds", mode="before"
+        "domains",
+        "clients",
+        "fraction",
+        "samples_per_client",
+        "plan",
+        "guard",
+        "pages",
+        "snapshot_rounds",
+        mode="before",
     )
     @classmethod
     def _as_text(cls, value: object) -> object:

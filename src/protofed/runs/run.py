@@ -14,12 +14,13 @@ from protofed.runs.estimate import estimate_seconds, refuse_if_too_large
 from protofed.runs.network import keep_backbone
 from protofed.runs.opened import Run
 from protofed.runs.options import Options, make_options
+from protofed.runs.place import data_here, refuse_other_images
 from protofed.runs.summary import summarise_run
 from protofed.system import one_thread
 
 log = logging.getLogger("protofed")
 
-MAY_CHANGE = {"engine", "workers", "device", "plugin", "keep_messages"}
+MAY_CHANGE = {"data_root", "engine", "workers", "device", "plugin", "keep_messages"}
 """Options that decide where a run happens and what is kept of it, not what comes out of it."""
 
 
@@ -59,7 +60,7 @@ def run(
             raise UserError("--resume needs --out, the folder of the run to continue")
         stored = Run(out).options
         refuse_changes(stored, given)
-        given = {**stored, **_engine_of(Run(out)), **given}
+        given = {**stored, **data_here(Run(out).config, given.get("data_root")), **_engine_of(Run(out)), **given}
     resolved = make_options(given)
     folder = RunFolder(Path(out) if out is not None else _free_name(resolved))
     if not resume:
@@ -68,6 +69,7 @@ def run(
         assembly = assemble(resolved, folder.clients)
         refuse_if_too_large(assembly)
         if resume:
+            refuse_other_images(assembly.context.dataset, Run(folder.path).config)
             folder.lock()
         else:
             folder.create()
@@ -138,9 +140,9 @@ def carry_out(
 def refuse_changes(stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     """A resumed run must be the run that was begun."""
     wanted = make_options({**stored, **given}).model_dump()
-    changed = sorted(name for name in given if name not in MAY_CHANGE and wanted[name] != stored[name])
+    changed = sorted(name for name in given if name not in MAY_CHANGE and wanted[name] != stored.get(name))
     if changed:
-        texts = ", ".join(f"{name} (was {stored[name]}, now {wanted[name]})" for name in changed)
+        texts = ", ".join(f"{name} (was {stored.get(name)}, now {wanted[name]})" for name in changed)
         raise UserError(f"--resume continues a run as it was begun, but these options differ: {texts}")
 
 
