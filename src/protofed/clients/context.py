@@ -174,7 +174,7 @@ class RunContext:
         return {client: self._train_and_validation(client) for client in self.partition.clients}
 
     def _train_and_validation(self, client: str) -> tuple[Tensor, Tensor]:
-        """The site's own validation images where it has some, else a part of its training images; one of these stays."""
+        """The site's own validation images where it has some, else a part of its training images."""
         indices = torch.from_numpy(self.partition.train[client])
         if self.validation and len(given := self._set_aside.get(client, indices[:0])):
             return indices, given

@@ -1,7 +1,7 @@
 """Regrouping classes by a rule such as `0=healthy,1-4=diseased`, or by a file; spellings that look like one class."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -44,17 +44,29 @@ def regroup(data: RawData, rule: str) -> RawData:
 
     Images of a class that a rule does not mention are left out, with a warning; a file says which change.
     """
+    new = renaming(rule, data.classes, held_classes(data))
+    regrouped = _relabelled(data, new, f"labels {rule!r}")
+    return replace(regrouped, warnings=(*regrouped.warnings, *new.notes))
+
+
+@dataclass(frozen=True)
+class Renaming:
+    """New classes, and for every site which of them an old one becomes; one that becomes none is left out."""
+
+    classes: tuple[str, ...]
+    new_class: Mapping[str, Mapping[str, str]]
+    notes: tuple[str, ...]
+
+
+def renaming(rule: str, classes: Sequence[str], held: Mapping[str, set[str]]) -> Renaming:
+    """What a rule, or the file that it names, makes of classes; `held` are those of which every site has images."""
     if _is_file(rule):
-        return _renamed(data, Path(rule).expanduser())
-    groups = parse_labels(rule, data.classes)
-    new_class = {data.classes[number]: new for new, numbers in groups.items() for number in numbers}
-    left_out = [name for name in data.classes if name not in new_class]
-    renamed = dict.fromkeys(data.domains, new_class)
-    regrouped = _relabelled(data, tuple(groups), renamed, f"labels {rule!r}")
-    if not left_out:
-        return regrouped
+        return _renaming_of_file(Path(rule).expanduser(), classes, held)
+    groups = parse_labels(rule, classes)
+    new_class = {classes[number]: new for new, numbers in groups.items() for number in numbers}
+    left_out = [name for name in classes if name not in new_class]
     note = f"images of {', '.join(left_out)} are left out, because the labels rule does not mention them"
-    return replace(regrouped, warnings=(*regrouped.warnings, note))
+    return Renaming(tuple(groups), dict.fromkeys(held, new_class), (note,) if left_out else ())
 
 
 def _is_file(rule: str) -> bool:
@@ -67,34 +79,32 @@ def _is_file(rule: str) -> bool:
     return False
 
 
-def _renamed(data: RawData, path: Path) -> RawData:
+def _renaming_of_file(path: Path, classes: Sequence[str], held: Mapping[str, set[str]]) -> Renaming:
     """Classes as a file maps them, for all sites or for one; others keep their names, and an empty name is left out."""
     rows = _label_rows(path)
-    known = {loose_form(name) for name in data.domains}
+    known = {loose_form(name) for name in held}
     for row in rows:
-        if row["old"] not in data.classes:
-            raise unknown_name(f"class in {path.name} line {row['line']}:", row["old"], data.classes)
+        if row["old"] not in classes:
+            raise unknown_name(f"class in {path.name} line {row['line']}:", row["old"], classes)
         if row["domain"] and loose_form(row["domain"]) not in known:
-            raise unknown_name(f"domain in {path.name} line {row['line']}:", row["domain"], data.domains)
-    renamed: dict[str, dict[str, str]] = {}
-    for domain in data.domains:
+            raise unknown_name(f"domain in {path.name} line {row['line']}:", row["domain"], held)
+    new_class: dict[str, dict[str, str]] = {}
+    for domain in held:
         here = [row for row in rows if not row["domain"] or loose_form(row["domain"]) == loose_form(domain)]
         # A line for one site goes before one for all.
         told = {row["old"]: row["new"] for row in sorted(here, key=lambda row: bool(row["domain"]))}
-        renamed[domain] = {old: told.get(old, old) for old in data.classes if told.get(old, old)}
-    held = {name: _held(data, name) for name in data.domains}
+        new_class[domain] = {old: told.get(old, old) for old in classes if told.get(old, old)}
     order = dict.fromkeys(
-        renamed[domain][old]
-        for old in data.classes
-        for domain in data.domains
-        if old in renamed[domain] and (old in held[domain] or not any(old in names for names in held.values()))
+        new_class[domain][old]
+        for old in classes
+        for domain in held
+        if old in new_class[domain] and (old in held[domain] or not any(old in names for names in held.values()))
     )
     if len(order) < 2:
         raise UserError(f"{path} leaves one class only; name at least two")
-    mapped = _relabelled(data, tuple(order), renamed, f"labels {path}")
-    gone = sorted({f"{old} of {name}" for name in held for old in held[name] if old not in renamed[name]})
+    gone = sorted({f"{old} of {name}" for name in held for old in held[name] if old not in new_class[name]})
     notes = [f"images of {', '.join(gone)} are left out, because {path.name} gives them no class"] if gone else []
-    return replace(mapped, warnings=(*mapped.warnings, *notes))
+    return Renaming(tuple(order), new_class, tuple(notes))
 
 
 def _label_rows(path: Path) -> list[dict[str, str]]:
@@ -116,17 +126,13 @@ def _label_rows(path: Path) -> list[dict[str, str]]:
     return rows
 
 
-def _relabelled(
-    data: RawData, classes: tuple[str, ...], renamed: Mapping[str, Mapping[str, str]], rule: str
-) -> RawData:
+def _relabelled(data: RawData, new: Renaming, rule: str) -> RawData:
     """Every site's images under the new classes; those without one are left out."""
 
-    def places(domain: str) -> torch.Tensor:
-        mine = renamed[domain]
-        return torch.tensor([classes.index(mine[old]) if old in mine else -1 for old in data.classes])
-
     def relabelled(images: Images, part: str, domain: str) -> Images:
-        y = places(domain)[images.y]
+        mine = new.new_class[domain]
+        places = torch.tensor([new.classes.index(mine[old]) if old in mine else -1 for old in data.classes])
+        y = places[images.y]
         kept = y >= 0
         if not kept.any():
             raise UserError(f"{rule} leaves no {part} images in domain {domain}; mention classes it has")
@@ -136,7 +142,7 @@ def _relabelled(
         name: domain.mapped(lambda images, part, name=name: relabelled(images, part, name))  # type: ignore[misc]
         for name, domain in data.domains.items()
     }
-    return replace(data, classes=classes, domains=domains)
+    return replace(data, classes=new.classes, domains=domains)
 
 
 def _held(data: RawData, domain: str) -> set[str]:
