@@ -33,6 +33,7 @@ from protofed.cli.run import run_command
 from protofed.cli.sweep import sweep_command
 from protofed.cli.watch import watch_command
 from protofed.errors import UserError
+from protofed.system import disk_trouble
 
 app = typer.Typer(
     name="protofed",
@@ -106,11 +107,19 @@ def main(arguments: list[str] | None = None) -> int:
         return _stopped(143)
     except BrokenPipeError:
         return 1
+    except OSError as error:
+        if (trouble := disk_trouble(error)) is None:
+            return _internal_failure(error)
+        return _print_error(f"{trouble}, and the same command, or a run with --resume, goes on from there")
     except Exception as error:
-        traceback.print_exc()
-        print(f"error: internal failure: {type(error).__name__}", file=sys.stderr)
-        return 1
+        return _internal_failure(error)
     return result if isinstance(result, int) else 0
+
+
+def _internal_failure(error: Exception) -> int:
+    traceback.print_exc()
+    print(f"error: internal failure: {type(error).__name__}", file=sys.stderr)
+    return 1
 
 
 class _Terminated(BaseException):

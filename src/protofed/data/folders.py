@@ -11,7 +11,7 @@ from protofed.data.decoding import IMAGE_KINDS
 from protofed.data.images import RawData
 from protofed.data.listing import ListedFile, Listing, ReadOptions, read_listing
 from protofed.data.names import one_form
-from protofed.data.problems import error, refuse, some_names, warning
+from protofed.data.problems import counted, error, refuse, some_names, warning
 from protofed.data.walk import FolderWalk
 from protofed.errors import UserError
 
@@ -61,7 +61,7 @@ def list_folder(folder: Path) -> Listing:
     files = [file for site in sites for file in _SiteFolder(folder, site, walk).files()]
     loose = [path.name for path in walk.loose_files(folder)]
     if loose:
-        text = f"{len(loose)} images lie beside the folders of the sites and are left out: {some_names(loose)}"
+        text = f"{counted(len(loose), 'image', 'lies')} beside the folders of the sites, left out: {some_names(loose)}"
         walk.problems.append(warning("outside", loose[0], text, f"images go into {folder}/SITE/CLASS/", loose))
     nested = any(file.group for file in files)
     return Listing(
@@ -135,7 +135,8 @@ class _SiteFolder:
     def _tell_loose(self, folder: Path) -> None:
         loose = [path.name for path in self._walk.loose_files(folder)]
         if loose:
-            text = f"{len(loose)} images lie beside the folders of the classes and are left out: {some_names(loose)}"
+            lying = counted(len(loose), "image", "lies")
+            text = f"{lying} beside the folders of the classes, left out: {some_names(loose)}"
             mend = f"images go into {folder}/CLASS/"
             self._walk.problems.append(warning("outside", folder, text, mend, loose))
 

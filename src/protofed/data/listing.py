@@ -14,7 +14,7 @@ from typing import Any
 from protofed.data.decoding import BadImage, ImageHeader, decoder_warnings, headers_of
 from protofed.data.files import LabelledFile, class_order, in_threads, read_domains
 from protofed.data.images import RawData
-from protofed.data.problems import Problem, error, refuse, some_names, warning, warnings_of
+from protofed.data.problems import Problem, counted, error, refuse, some_names, warning, warnings_of
 from protofed.data.splits import DEFAULT_TEST_SHARE, own_split
 from protofed.errors import UserError
 
@@ -269,30 +269,24 @@ def _remarks(opened: Sequence[tuple[ListedFile, Sequence[ImageHeader]]], options
     burned = [file.key for file, headers in opened if headers[0].burned_in not in (None, "NO")]
     ranged = [file.key for file, headers in opened if headers[0].own_range]
     remarks: list[Problem] = []
-    if films:
-        text = f"{_files(films)} with several frames, of which the first is read: {some_names(films)}"
-        remarks.append(warning("first-frame", films[0], text, "save other frames as files of their own", films))
-    if paged:
-        names = [name for name, _ in paged]
-        total, taken = sum(n for _, n in paged), sum(len(options.chosen_pages(n)) for _, n in paged)
-        text = f"{_files(names)} with {total} pages or frames, of which {taken} are read: {some_names(names)}"
-        remarks.append(warning("pages", names[0], text, "--pages first, all or 1,3-5 chooses", names))
-    if burned:
-        said = Counter(headers[0].burned_in for _, headers in opened if headers[0].burned_in not in (None, "NO"))
-        text = f"the pixels of {_files(burned)} may show names: the tags of {said['YES']} say so, others say nothing"
-        mend = "look at them before anything leaves; what is burned in is not read as text"
-        remarks.append(warning("burned-in", burned[0], text, mend, burned))
-    if ranged:
-        text = (
-            f"{_files(ranged)} of DICOM say no window, so each is shown from its own darkest to its brightest value: "
-            f"{some_names(ranged)}"
-        )
-        remarks.append(warning("no-window", ranged[0], text, "export them with a window to keep brightness", ranged))
+
+    def remark(kind: str, names: Sequence[str], text: str, mend: str) -> None:
+        if names:
+            said = f"{counted(len(names), 'file', 'has')} {text}: {some_names(names)}"
+            remarks.append(warning(kind, names[0], said, mend, names))
+
+    remark(
+        "first-frame", films, "several frames, of which the first is read", "save other frames as files of their own"
+    )
+    total, taken = sum(n for _, n in paged), sum(len(options.chosen_pages(n)) for _, n in paged)
+    text = f"together {total} pages or frames, of which {taken} are read"
+    remark("pages", [name for name, _ in paged], text, "--pages first, all or 1,3-5 chooses")
+    said = Counter(headers[0].burned_in for _, headers in opened)["YES"]
+    text = f"pixels that may show names: the DICOM tags of {said} say so, those of others say nothing"
+    remark("burned-in", burned, text, "look at them before anything leaves; writing in the pixels is not read")
+    text = "no window in the DICOM tags, so that each is shown from its own darkest to its brightest value"
+    remark("no-window", ranged, text, "export them with a window to keep their brightness")
     return remarks
-
-
-def _files(names: Sequence[str]) -> str:
-    return "1 file" if len(names) == 1 else f"{len(names)} files"
 
 
 def _content_mark(path: Path) -> str:

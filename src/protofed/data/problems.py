@@ -9,7 +9,7 @@ from protofed.errors import UserError
 Severity = Literal["error", "warning"]
 
 _MOST_IN_ONE_LINE = 20
-_MOST_NAMES = 5
+_MOST_NAMES = 3
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,14 @@ def some_names(names: Sequence[str]) -> str:
     """The first few names, and how many more there are."""
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
     return ", ".join(names[:_MOST_NAMES]) + more
+
+
+def counted(count: int, noun: str, verb: str = "") -> str:
+    """`1 image` or `3 images`, and the verb that goes with it (`is`, `looks`)."""
+    if count == 1:
+        return f"1 {noun}{f' {verb}' if verb else ''}"
+    plural = {"is": "are", "has": "have", "lies": "lie", "looks": "look", "appears": "appear"}
+    return f"{count} {noun}s{f' {plural[verb]}' if verb else ''}"
 
 
 def refuse(problems: Iterable[Problem], where: object) -> None:

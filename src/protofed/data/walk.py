@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from protofed.data.decoding import IMAGE_KINDS, is_image
-from protofed.data.problems import Problem, error, some_names, warning
+from protofed.data.problems import Problem, counted, error, some_names, warning
 
 _SYSTEM_FILES = ("thumbs.db", "desktop.ini", "ehthumbs.db", "icon\r")
 _VOLUMES = (".nii", ".nii.gz", ".mha", ".nrrd")
@@ -95,13 +95,18 @@ def _ending(path: Path) -> str:
 
 
 def _strange_files(ending: str, names: Sequence[str]) -> Problem:
-    count = "1 file" if len(names) == 1 else f"{len(names)} files"
     kind = f"ending in {ending}" if ending else "without an ending"
     verb = "is no image and is" if len(names) == 1 else "are no images and are"
     mend = f"images are {IMAGE_KINDS} files"
     if ending in _VOLUMES:
         mend = "volumes are not read: save their slices as PNG, or as DICOM"
-    return warning("not-an-image", names[0], f"{count} {kind} {verb} left out: {some_names(names)}", mend, names)
+    return warning(
+        "not-an-image",
+        names[0],
+        f"{counted(len(names), 'file')} {kind} {verb} left out: {some_names(names)}",
+        mend,
+        names,
+    )
 
 
 def _below(path: Path, root: Path) -> str:

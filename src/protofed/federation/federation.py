@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save
 
 from protofed.clients import (
+    DiskFailed,
     Failed,
     GlobalModel,
     Job,
@@ -24,7 +25,7 @@ from protofed.clients import (
     TrainedGroup,
     TrainGroup,
 )
-from protofed.errors import BadMessage
+from protofed.errors import BadMessage, UserError
 from protofed.federation.class_mean_head import HeadStart, start_from_class_means
 from protofed.federation.engine import Engine, in_order
 from protofed.federation.evaluation import Evaluator, Member
@@ -375,6 +376,9 @@ class _Exchange:
         self.loss = {name: value / self.samples for name, value in self.loss.items()}
 
     def left_out(self, client: str, failure: Failed) -> None:
+        """Noted, and the round goes on; not where the disk of this machine is at fault."""
+        if isinstance(failure, DiskFailed):
+            raise UserError(failure.reason)
         log.warning("%s is left out of this round: %s", client, failure.reason)
         self.failures.append(failure)
         self.events.append({"client": client, "event": "left out", "reason": failure.reason})

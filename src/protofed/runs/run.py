@@ -80,6 +80,10 @@ def run(
             recipe = ClientSideRecipe.of(assembly)
             engine = make_engine(assembly.engine, assembly.prepared, recipe)
             return carry_out(assembly, folder, resume, list(callbacks), engine)
+        except OSError:
+            if not Run(folder.path).begun:
+                folder.discard()  # nothing has happened in it, and the same command may be given again
+            raise
         finally:
             folder.release()
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from protofed.data.problems import Problem, some_names, warning
+from protofed.data.problems import Problem, counted, some_names, warning
 
 NEAR = 3
 """Bits of 64 in which two perceptual hashes may differ: of four bands of 16 bits one is then equal."""
@@ -64,14 +64,15 @@ def _copies(table: ImageTable) -> Iterator[Problem]:
             if holds:
                 found.append(rows)
     for kind, found, text, mend in (
-        ("copy-in-test", leaked, "test images that are training images, too", "keep each in one part"),
-        ("two-labels", mixed, "images that appear under different labels", "decide on one label"),
-        ("copies", plain, "images that appear more than once", "keep one of each, unless it is meant so"),
+        ("copy-in-test", leaked, ("test image", "is", "a training image, too"), "keep each in one part"),
+        ("two-labels", mixed, ("image", "appears", "under different labels"), "decide on one label"),
+        ("copies", plain, ("image", "appears", "more than once"), "keep one of each, unless it is meant so"),
     ):
         if found:
             names = [table.names[row] for rows in found for row in rows]
             shown = [" = ".join(table.names[row] for row in rows[:3]) for rows in found]
-            yield warning(kind, names[0], f"{len(found)} {text}: {some_names(shown)}", mend, names)
+            noun, verb, rest = text
+            yield warning(kind, names[0], f"{counted(len(found), noun, verb)} {rest}: {some_names(shown)}", mend, names)
 
 
 def _on_both_sides(table: ImageTable, rows: Sequence[int]) -> bool:
@@ -90,7 +91,7 @@ def _near_copies(table: ImageTable) -> Iterator[Problem]:
     found = [(int(test[b]), int(train[a])) for b, a in pairs.items() if table.digest[test[b]] != table.digest[train[a]]]
     if found:
         shown = [f"{table.names[b]} like {table.names[a]}" for b, a in found]
-        text = f"{len(found)} test images look almost like a training image: {some_names(shown)}"
+        text = f"{counted(len(found), 'test image', 'looks')} almost like a training image: {some_names(shown)}"
         mend = "look whether they show the same person or moment; if so, --group-by keeps them together"
         yield warning("near-copy-in-test", table.names[found[0][0]], text, mend, [table.names[b] for b, _ in found])
 
@@ -135,7 +136,7 @@ def _blanks(table: ImageTable) -> Iterator[Problem]:
     rows = np.flatnonzero(table.seen & (table.std < 1.0))
     if len(rows):
         names = [table.names[row] for row in rows]
-        text = f"{len(names)} images are of one colour: {some_names(names)}"
+        text = f"{counted(len(names), 'image', 'is')} of one colour: {some_names(names)}"
         yield warning("blank", names[0], text, "look whether they were exported well", names)
 
 

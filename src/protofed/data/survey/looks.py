@@ -31,6 +31,8 @@ THUMBNAIL = (8, 9)
 _CHUNK = 250
 _WORTH_PROCESSES = 2000
 _VERSION = 1
+_PASSING = ("changed", "no-permission")
+"""Problems that may be gone the next time, though the file is the same."""
 _COLUMNS = "path, size, changed, inode, digest, thumbnail, mean, std, peak, headers, problem"
 
 Progress = Callable[[int, int], None]
@@ -129,7 +131,7 @@ class LookIndex:
         rows = [
             (str(path), *state, look.digest, look.thumbnail, look.mean, look.std, look.peak, look.headers, look.problem)
             for path, state, look in new
-            if state is not None
+            if state is not None and not any(kind in look.problem for kind in _PASSING)
         ]
         if not rows:
             return

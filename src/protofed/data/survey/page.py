@@ -38,7 +38,11 @@ def page(report: DataReport) -> str:
 
 def _advice(report: DataReport) -> Html:
     advice = report.advice or ["Nothing was found that would spoil a result."]
-    return tag("section", tag("h2", "Before training"), tag("ul", *(tag("li", text) for text in advice)))
+    return tag(
+        "section",
+        tag("h2", "Before training"),
+        tag("ul", *(tag("li", text) for text in advice), style="overflow-wrap:anywhere"),
+    )
 
 
 def _counts(report: DataReport) -> Html:
