@@ -121,8 +121,8 @@ def _header(content: Any) -> DicomHeader:
         frames=int(content.get("NumberOfFrames") or 1),
         colour=colour,
         bits=bits,
-        deep=bare and bits > 8 and not signed,
-        own_range=not colour and not _has_window(content) and (signed or _is_rescaled(content)),
+        deep=bare and 8 < bits <= 16 and not signed,
+        own_range=not colour and not _has_window(content) and (signed or bits > 16 or _is_rescaled(content)),
         person=str(content.get("PatientID") or "").strip() or str(content.get("StudyInstanceUID") or "").strip(),
         burned_in=str(content.get("BurnedInAnnotation") or "").strip().upper(),
     )

@@ -3,11 +3,11 @@
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from statistics import median
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -30,20 +30,19 @@ _WORTH_THREADS = 16
 _NO_PIXELS = torch.zeros(0, 1, 4, 4, dtype=torch.uint8)
 
 
-@dataclass(frozen=True)
-class LabelledFile:
+class LabelledFile(NamedTuple):
     """One image file, or a page of one, the name of its class, and the part it belongs to."""
 
-    path: Path
+    path: Path | str
     label: str
     part: str
     page: int = 0
-    header: ImageHeader | None = field(default=None, compare=False)
+    header: ImageHeader | None = None
 
     @property
     def picture(self) -> Picture:
         """Where its pixels are."""
-        return Picture(self.path, self.page, self.header)
+        return Picture(Path(self.path), self.page, self.header)
 
 
 @dataclass(frozen=True, eq=False)

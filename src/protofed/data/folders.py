@@ -126,11 +126,10 @@ class _SiteFolder:
         if not images:
             text = f"the class folder {folder.relative_to(self._root).as_posix()} holds no images"
             self._walk.problems.append(warning("empty-folder", folder, text, "fill or remove it"))
+        label, below, inside = one_form(folder.name), len(str(self._root)) + 1, len(str(folder)) + 1
         for path in images:
-            inside = path.relative_to(folder).parts
-            key = path.relative_to(self._root).as_posix()
-            group = one_form(inside[0]) if len(inside) > 1 else ""
-            yield ListedFile(path, self._name, one_form(folder.name), key, part, group)
+            group, nested, _ = path[inside:].partition("/")
+            yield ListedFile(path, self._name, label, path[below:], part, one_form(group) if nested else "")
 
     def _tell_loose(self, folder: Path) -> None:
         loose = [path.name for path in self._walk.loose_files(folder)]

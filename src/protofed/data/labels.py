@@ -131,7 +131,9 @@ def _relabelled(data: RawData, new: Renaming, rule: str) -> RawData:
 
     def relabelled(images: Images, part: str, domain: str) -> Images:
         mine = new.new_class[domain]
-        places = torch.tensor([new.classes.index(mine[old]) if old in mine else -1 for old in data.classes])
+        places = torch.tensor(
+            [new.classes.index(mine[old]) if mine.get(old) in new.classes else -1 for old in data.classes]
+        )
         y = places[images.y]
         kept = y >= 0
         if not kept.any():

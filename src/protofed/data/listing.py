@@ -3,13 +3,14 @@
 Folders and manifests list files (`Listing`); what follows is the same for both.
 """
 
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from protofed.data.decoding import BadImage, ImageHeader, decoder_warnings, headers_of
 from protofed.data.files import LabelledFile, class_order, in_threads, read_domains
@@ -21,7 +22,7 @@ from protofed.errors import UserError
 PARTS = ("train", "test", "validation")
 _SAMPLED = 32 * 2**10
 
-Headers = Callable[[Sequence[Path]], list[list[ImageHeader] | Problem]]
+Headers = Callable[[Sequence[str]], list[list[ImageHeader] | Problem]]
 """What every page of some files is, or why one cannot be read."""
 
 
@@ -68,11 +69,10 @@ class ReadOptions:
         return [page for page in range(count) if page in wanted]
 
 
-@dataclass(frozen=True)
-class ListedFile:
+class ListedFile(NamedTuple):
     """One file as a folder or a manifest lists it."""
 
-    path: Path
+    path: str
     domain: str
     label: str
     key: str
@@ -133,12 +133,12 @@ def read_listing(listing: Listing, size: tuple[int, int] | None, options: ReadOp
     )
 
 
-def read_headers(paths: Sequence[Path]) -> list[list[ImageHeader] | Problem]:
+def read_headers(paths: Sequence[str | Path]) -> list[list[ImageHeader] | Problem]:
     """What every page of some files is, or why one cannot be read."""
 
-    def look(path: Path) -> list[ImageHeader] | Problem:
+    def look(path: str | Path) -> list[ImageHeader] | Problem:
         try:
-            return headers_of(path)
+            return headers_of(Path(path))
         except BadImage as bad:
             return bad.problem
 
@@ -235,7 +235,7 @@ def _group(file: ListedFile, header: ImageHeader, group_by: str | None, listing:
     if group_by == "none":
         return ""
     if group_by == "folder":
-        return file.path.parent.name
+        return os.path.basename(os.path.dirname(file.path))
     if listing.grouped_by.startswith("column") and file.group:
         return file.group
     # Tags know better than the name of a folder, which may be a date.
@@ -289,10 +289,10 @@ def _remarks(opened: Sequence[tuple[ListedFile, Sequence[ImageHeader]]], options
     return remarks
 
 
-def _content_mark(path: Path) -> str:
+def _content_mark(path: str) -> str:
     """A hash of a file, of long ones of their ends and length."""
     try:
-        with path.open("rb") as file:
+        with open(path, "rb") as file:
             content = file.read(2 * _SAMPLED + 1)
             if len(content) > 2 * _SAMPLED:
                 length = file.seek(0, 2)

@@ -100,7 +100,7 @@ def _files(path: Path, table: TextTable, problems: list[Problem]) -> Iterator[Li
         problems += wrong
         if not wrong:
             part = _PARTS[row["split"].lower()] if "split" in row else ""
-            yield ListedFile(file, row["domain"], row["label"], name, part, row.get("group", ""), where)
+            yield ListedFile(str(file), row["domain"], row["label"], name, part, row.get("group", ""), where)
 
 
 def _located(path: Path, name: str) -> tuple[str, Path]:

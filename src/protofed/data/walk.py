@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from protofed.data.decoding import IMAGE_KINDS, is_image
+from protofed.data.decoding import IMAGE_KINDS, IMAGE_SUFFIXES, is_image
 from protofed.data.problems import Problem, counted, error, some_names, warning
 
 _SYSTEM_FILES = ("thumbs.db", "desktop.ini", "ehthumbs.db", "icon\r")
@@ -16,15 +16,16 @@ _VOLUMES = (".nii", ".nii.gz", ".mha", ".nrrd")
 class FolderWalk:
     """What was found on the way through folders; one may look into several."""
 
-    others: list[Path] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)
     """Files that are no images."""
     problems: list[Problem] = field(default_factory=list)
 
-    def images(self, folder: Path) -> list[Path]:
-        """The images in a folder and all folders below it, sorted by folder and name."""
-        found: list[Path] = []
-        for path in self._files(str(folder), frozenset()):
-            (found if is_image(path) else self.others).append(path)
+    def images(self, folder: Path) -> list[str]:
+        """The images in a folder and all folders below it, sorted by folder and name; texts, for they may be many."""
+        found: list[str] = []
+        for path in self._files(str(folder), frozenset({_identity(folder.stat())})):
+            known = os.path.splitext(path)[1].lower() in IMAGE_SUFFIXES
+            (found if known or is_image(Path(path)) else self.others).append(path)
         return found
 
     def folders(self, folder: Path) -> list[Path]:
@@ -40,16 +41,15 @@ class FolderWalk:
         """Those met on the way, and the files that are no images, counted by the ending of their names."""
         endings: dict[str, list[str]] = {}
         for path in self.others:
-            endings.setdefault(_ending(path), []).append(_below(path, root))
+            endings.setdefault(_ending(path), []).append(os.path.relpath(path, root))
         return [*self.problems, *(_strange_files(ending, names) for ending, names in sorted(endings.items()))]
 
-    def _files(self, folder: str, above: frozenset[tuple[int, int]]) -> Iterator[Path]:
+    def _files(self, folder: str, above: frozenset[tuple[int, int]]) -> Iterator[str]:
         for entry in self._entries(folder):
             if not entry.is_dir():
-                yield Path(entry.path)
+                yield entry.path
                 continue
-            status = entry.stat()
-            here = (status.st_dev, status.st_ino)
+            here = _identity(entry.stat())
             if here in above:
                 self.problems.append(
                     warning("endless-link", entry.path, "this link leads back to a folder above it and is not followed")
@@ -81,17 +81,20 @@ class FolderWalk:
 def image_listing(folder: Path) -> tuple[list[Path], list[Problem]]:
     """The images below a folder, and what in it is none or cannot be followed."""
     walk = FolderWalk()
-    found = walk.images(folder)
+    found = [Path(path) for path in walk.images(folder)]
     return found, walk.all_problems(folder)
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
 
 
 def _hidden(name: str) -> bool:
     return name.startswith((".", "__")) or name.lower() in _SYSTEM_FILES
 
 
-def _ending(path: Path) -> str:
-    name = path.name.lower()
-    return next((ending for ending in _VOLUMES if name.endswith(ending)), path.suffix.lower())
+def _ending(path: str) -> str:
+    return next((ending for ending in _VOLUMES if path.lower().endswith(ending)), os.path.splitext(path)[1].lower())
 
 
 def _strange_files(ending: str, names: Sequence[str]) -> Problem:
@@ -107,7 +110,3 @@ def _strange_files(ending: str, names: Sequence[str]) -> Problem:
         mend,
         names,
     )
-
-
-def _below(path: Path, root: Path) -> str:
-    return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)

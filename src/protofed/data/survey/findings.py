@@ -52,13 +52,16 @@ def findings(table: ImageTable) -> list[Problem]:
 
 def _copies(table: ImageTable) -> Iterator[Problem]:
     """Files with equal content: on both sides of a split, under two labels, or merely twice."""
+    digests = table.digest.tolist()
+    several = {digest for digest, count in Counter(digests).items() if count > 1}
     groups: dict[bytes, list[int]] = {}
-    for row, digest in enumerate(table.digest.tolist()):
-        groups.setdefault(digest, []).append(row)
+    for row, digest in enumerate(digests):
+        if digest in several:
+            groups.setdefault(digest, []).append(row)
     leaked: list[list[int]] = []
     mixed: list[list[int]] = []
     plain: list[list[int]] = []
-    for rows in (rows for rows in groups.values() if len(rows) > 1):
+    for rows in groups.values():
         two_labels, both_sides = len(set(table.label[rows].tolist())) > 1, _on_both_sides(table, rows)
         for found, holds in ((leaked, both_sides), (mixed, two_labels), (plain, not (both_sides or two_labels))):
             if holds:
@@ -189,8 +192,8 @@ def _size_shortcut(
 def _told_by(values: NDArray[np.object_], labels: NDArray[np.object_]) -> bool:
     """Whether the other images with the same value nearly always have the same label, and guessing does not."""
     counts: dict[str, Counter[str]] = {}
-    for value, label in zip(values.tolist(), labels.tolist(), strict=True):
-        counts.setdefault(value, Counter())[label] += 1
+    for (value, label), count in Counter(zip(values.tolist(), labels.tolist(), strict=True)).items():
+        counts.setdefault(value, Counter())[label] = count
     right = 0
     for of_value in counts.values():
         for label, count in of_value.items():

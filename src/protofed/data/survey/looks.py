@@ -10,11 +10,12 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cache
 from hashlib import blake2b
 from multiprocessing import get_context
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,8 +40,7 @@ Progress = Callable[[int, int], None]
 """Told how many of how many files were looked at."""
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
+class Look(NamedTuple):
     """What one file looks like; of a file with pages its first one."""
 
     digest: bytes
@@ -54,9 +54,9 @@ class Look:
     problem: str = ""
     """Why it cannot be read, as JSON."""
 
-    def told(self, path: Path) -> list[ImageHeader] | Problem:
+    def told(self, path: str) -> list[ImageHeader] | Problem:
         """Its pages, or why it cannot be read."""
-        return Problem(**{**json.loads(self.problem), "file": str(path)}) if self.problem else _parsed(self.headers)
+        return Problem(**{**json.loads(self.problem), "file": path}) if self.problem else _parsed(self.headers)
 
 
 def look_at(path: Path) -> Look:
@@ -96,14 +96,14 @@ class LookIndex:
         name = blake2b(str(place.resolve()).encode("utf-8", "surrogateescape"), digest_size=12).hexdigest()
         self._path = cache_folder() / "looks" / f"{name}.{_VERSION}.sqlite"
 
-    def looks(self, paths: Sequence[Path], tell: Progress | None = None) -> list[Look]:
+    def looks(self, paths: Sequence[str], tell: Progress | None = None) -> list[Look]:
         """Of every file, in order; only what is new or has changed is read."""
         states = [_state(path) for path in paths]
         known = self._known()
         missing = [
             number
             for number, (path, state) in enumerate(zip(paths, states, strict=True))
-            if state is None or known.get(str(path), (None,))[0] != state
+            if state is None or known.get(path, (None,))[0] != state
         ]
         new: dict[int, Look] = {}
         if tell is not None:
@@ -113,7 +113,7 @@ class LookIndex:
             if tell is not None:
                 tell(len(paths) - len(missing) + len(new), len(paths))
         self._remember((paths[number], states[number], look) for number, look in new.items())
-        return [new[number] if number in new else known[str(path)][1] for number, path in enumerate(paths)]
+        return [new[number] if number in new else known[path][1] for number, path in enumerate(paths)]
 
     def _known(self) -> dict[str, tuple[tuple[int, int, int], Look]]:
         if not self._path.exists():
@@ -122,14 +122,14 @@ class LookIndex:
             connection = sqlite3.connect(self._path)
             try:
                 rows = connection.execute(f"select {_COLUMNS} from looks")
-                return {row[0]: (row[1:4], Look(*row[4:])) for row in rows}
+                return {row[0]: (row[1:4], Look._make(row[4:])) for row in rows}
             finally:
                 connection.close()
         return {}
 
-    def _remember(self, new: Iterable[tuple[Path, tuple[int, int, int] | None, Look]]) -> None:
+    def _remember(self, new: Iterable[tuple[str, tuple[int, int, int] | None, Look]]) -> None:
         rows = [
-            (str(path), *state, look.digest, look.thumbnail, look.mean, look.std, look.peak, look.headers, look.problem)
+            (path, *state, *look)
             for path, state, look in new
             if state is not None and not any(kind in look.problem for kind in _PASSING)
         ]
@@ -147,7 +147,7 @@ class LookIndex:
                 connection.close()
 
 
-def _read_all(paths: Sequence[Path], numbers: Sequence[int]) -> Iterator[tuple[Sequence[int], list[Look]]]:
+def _read_all(paths: Sequence[str], numbers: Sequence[int]) -> Iterator[tuple[Sequence[int], list[Look]]]:
     """Looks at these files, some at a time, on all cores where they are many."""
     chunks = [numbers[start : start + _CHUNK] for start in range(0, len(numbers), _CHUNK)]
     work = [[paths[number] for number in chunk] for chunk in chunks]
@@ -159,12 +159,12 @@ def _read_all(paths: Sequence[Path], numbers: Sequence[int]) -> Iterator[tuple[S
         yield from zip(chunks, pool.map(_look_at_some, work), strict=True)
 
 
-def _look_at_some(paths: Sequence[Path]) -> list[Look]:
+def _look_at_some(paths: Sequence[str]) -> list[Look]:
     with decoder_warnings():
-        return [look_at(path) for path in paths]
+        return [look_at(Path(path)) for path in paths]
 
 
-def _state(path: Path) -> tuple[int, int, int] | None:
+def _state(path: str) -> tuple[int, int, int] | None:
     try:
         status = os.stat(path)
     except OSError:

@@ -24,6 +24,7 @@ from protofed.data.problems import Problem, error, warning
 from protofed.data.survey.findings import ImageTable, findings
 from protofed.data.survey.looks import Look, LookIndex, Progress
 from protofed.data.survey.rows import table_of_arrays, table_of_files
+from protofed.system import without_garbage_collection
 
 SAMPLES = 4
 """Pictures of every class of every site."""
@@ -118,11 +119,12 @@ def survey(
     """Look at all images of anything that `load` takes; files that cannot be read are told, not refused."""
     reading = reading or ReadOptions()
     path = locate(spec, data_root)
-    if path is not None and path.is_file() and path.suffix.lower() in MANIFEST_SUFFIXES:
-        return _survey_files(list_manifest(path), path.stem, labels, reading, tell, pictures)
-    if path is not None and path.suffix != ".npz" and not npz_files(path):
-        check_folder(path)
-        return _survey_files(list_folder(path), path.resolve().name, labels, reading, tell, pictures)
+    with without_garbage_collection():
+        if path is not None and path.is_file() and path.suffix.lower() in MANIFEST_SUFFIXES:
+            return _survey_files(list_manifest(path), path.stem, labels, reading, tell, pictures)
+        if path is not None and path.suffix != ".npz" and not npz_files(path):
+            check_folder(path)
+            return _survey_files(list_folder(path), path.resolve().name, labels, reading, tell, pictures)
     return _survey_arrays(load(spec, data_root=data_root, labels=labels, reading=reading))
 
 
@@ -149,10 +151,10 @@ def _survey_files(
     return _report(summary, table, settled.problems, settled.splits, shown)
 
 
-def _told(path: Path, look: Look) -> list[ImageHeader] | Problem:
+def _told(path: str, look: Look) -> list[ImageHeader] | Problem:
     """From the index; of DICOM files the tags are read each time, for the index knows no patients."""
     told = look.told(path)
-    return headers_of(path) if isinstance(told, list) and told[0].format == "DICOM" else told
+    return headers_of(Path(path)) if isinstance(told, list) and told[0].format == "DICOM" else told
 
 
 def _survey_arrays(dataset: Dataset) -> DataReport:
@@ -206,7 +208,7 @@ def _regrouped(settled: SettledFiles, labels: str) -> SettledFiles:
     new = renaming(labels, settled.classes, held)
     files = {
         site: [
-            replace(file, label=new.new_class[site][file.label])
+            file._replace(label=new.new_class[site][file.label])
             for file in members
             if file.label in new.new_class[site]
         ]
@@ -258,10 +260,12 @@ def _spread(count: int) -> list[int]:
     return sorted({number * (count - 1) // max(SAMPLES - 1, 1) for number in range(min(SAMPLES, count))})
 
 
-def _sample_files(settled: SettledFiles, looks: Mapping[Path, Look]) -> dict[tuple[str, str], list[NDArray[np.uint8]]]:
+def _sample_files(settled: SettledFiles, looks: Mapping[str, Look]) -> dict[tuple[str, str], list[NDArray[np.uint8]]]:
     samples: dict[tuple[str, str], list[NDArray[np.uint8]]] = {}
     for site, files in settled.files.items():
-        bits = depth(max((looks[file.path].peak for file in files if file.header and file.header.deep), default=0.0))
+        bits = depth(
+            max((looks[str(file.path)].peak for file in files if file.header and file.header.deep), default=0.0)
+        )
         for label in settled.classes:
             own = [file for file in files if file.label == label and not file.page]
             samples[site, label] = [_thumbnail(own[place].picture, bits) for place in _spread(len(own))]

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,15 +15,15 @@ from protofed.data.survey.findings import ImageTable
 from protofed.data.survey.looks import THUMBNAIL, Look
 
 
-def table_of_files(listing: Listing, settled: SettledFiles, looks: Mapping[Path, Look]) -> ImageTable:
+def table_of_files(listing: Listing, settled: SettledFiles, looks: Mapping[str, Look]) -> ImageTable:
     """A row for every image, or page of one."""
     keys = {file.path: file.key for file in listing.files}
-    rows = [(site, file, looks[file.path]) for site, files in settled.files.items() for file in files]
+    rows = [(site, file, looks[str(file.path)]) for site, files in settled.files.items() for file in files]
     blank = bytes(THUMBNAIL[0] * THUMBNAIL[1])
     thumbnails = b"".join(blank if file.page else look.thumbnail for _, file, look in rows)
     headers = [file.header or ImageHeader((0, 0), False, False) for _, file, _ in rows]
     return ImageTable(
-        names=[keys[file.path] + (f"#{file.page + 1}" if file.page else "") for _, file, _ in rows],
+        names=[keys[str(file.path)] + (f"#{file.page + 1}" if file.page else "") for _, file, _ in rows],
         site=_column([site for site, _, _ in rows]),
         part=_column([file.part for _, file, _ in rows]),
         label=_column([file.label for _, file, _ in rows]),
