@@ -83,30 +83,25 @@ def data_command(
         return
     if len(words) > 1:
         raise UserError(f"look at one data set at a time, not at {', '.join(words)}")
-    root = data_root_of(data_root)
     source = SOURCES.get(words[0])
     if source is not None and not (as_page or out):
-        _describe_source(source, root, data_root, check, as_json)
+        _describe_source(source, data_root_of(data_root), data_root, check, as_json)
         return
     with _progress(as_json) as tell:
-        report = survey(
-            words[0],
-            data_root=data_root,
-            labels=labels,
-            reading=ReadOptions(test_share, group_by, pages),
-            tell=tell,
-            pictures=as_page or out is not None,
-        )
+        how = ReadOptions(test_share, group_by, pages)
+        drawn = as_page or out is not None
+        report = survey(words[0], data_root=data_root, labels=labels, reading=how, tell=tell, pictures=drawn)
+    _show_look(report, words[0], (out or Path(f"{report.summary.name}.data.html")) if drawn else None, as_json)
+
+
+def _show_look(report: DataReport, name: str, target: Path | None, as_json: bool) -> None:
+    """Everything that was found; an error where the data cannot be trained on."""
     show_or_dump(report.as_dict(), as_json, lambda _: _show_report(report))
-    if as_page or out is not None:
-        _write_page(report, out or Path(f"{report.summary.name}.data.html"), as_json)
+    if target is not None:
+        _write_page(report, target, as_json)
     if report.errors:
-        count = len(report.errors)
-        raise UserError(f"{words[0]} cannot be trained on yet: {count} of the problems above {_must(count)} be mended")
-
-
-def _must(count: int) -> str:
-    return "has to" if count == 1 else "have to"
+        must = "has to" if len(report.errors) == 1 else "have to"
+        raise UserError(f"{name} cannot be trained on yet: {len(report.errors)} of the problems above {must} be mended")
 
 
 def _relocate(words: list[str]) -> None:

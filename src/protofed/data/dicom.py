@@ -201,4 +201,5 @@ def _colour(content: Any, stored: NDArray[Any]) -> NDArray[np.uint8]:
         bits = int(content.RedPaletteColorLookupTableDescriptor[2])
     if bits == 8:
         return np.asarray(stored, dtype=np.uint8)
-    return np.clip(np.rint(stored.astype(np.float64) * (255 / (2**bits - 1))), 0, 255).astype(np.uint8)
+    scaled = np.rint(stored.astype(np.float64) * (255 / (2**bits - 1)))
+    return np.asarray(np.clip(scaled, 0, 255), dtype=np.uint8)

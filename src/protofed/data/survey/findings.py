@@ -132,13 +132,14 @@ def near_pairs(train: NDArray[np.uint8], test: NDArray[np.uint8]) -> dict[int, i
 
 
 def _bits(values: NDArray[np.uint64]) -> NDArray[np.int64]:
-    return np.unpackbits(values.view(np.uint8).reshape(len(values), 8), axis=1).sum(1).astype(np.int64)
+    bits = np.unpackbits(values.view(np.uint8).reshape(len(values), 8), axis=1)
+    return np.asarray(bits.sum(1), dtype=np.int64)
 
 
 def _blanks(table: ImageTable) -> Iterator[Problem]:
     rows = np.flatnonzero(table.seen & (table.std < 1.0))
     if len(rows):
-        names = [table.names[row] for row in rows]
+        names = [table.names[row] for row in rows.tolist()]
         text = f"{counted(len(names), 'image', 'is')} of one colour: {some_names(names)}"
         yield warning("blank", names[0], text, "look whether they were exported well", names)
 

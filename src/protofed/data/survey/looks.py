@@ -15,7 +15,7 @@ from functools import cache
 from hashlib import blake2b
 from multiprocessing import get_context
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,10 +77,10 @@ def look_at(path: Path) -> Look:
     return Look(digest, thumbnail, mean, std, peak, json.dumps(kept_headers))
 
 
-def look_of(values: NDArray[np.generic]) -> tuple[bytes, float, float, float]:
+def look_of(values: NDArray[Any]) -> tuple[bytes, float, float, float]:
     """Thumbnail, mean, deviation and peak of pixels [C, H, W]; deep ones are brought to 8 bits by their own peak."""
     peak = float(values.max())
-    grey = values[0] if len(values) == 1 else np.tensordot(np.array(LUMINANCE, dtype=np.float32), values, 1)
+    grey: NDArray[Any] = values[0] if len(values) == 1 else np.tensordot(np.array(LUMINANCE, dtype=np.float32), values, 1)
     if values.dtype != np.uint8:
         grey = grey * (255 / max(peak, 1e-12))
     picture = Image.fromarray(np.asarray(grey, dtype=np.uint8))

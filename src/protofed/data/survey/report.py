@@ -279,7 +279,8 @@ def _thumbnail(picture: Picture, bits: int) -> NDArray[np.uint8]:
     with decoder_warnings():
         _, values = decode(picture, size)
     scaled = values * (255 / (2**bits - 1)) if header.deep else values
-    return np.clip(np.rint(scaled), 0, 255).astype(np.uint8).transpose(1, 2, 0).squeeze()
+    shown: NDArray[np.uint8] = np.clip(np.rint(scaled), 0, 255).astype(np.uint8).transpose(1, 2, 0).squeeze()
+    return shown
 
 
 def _sample_arrays(dataset: Dataset) -> dict[tuple[str, str], list[NDArray[np.uint8]]]:

@@ -60,7 +60,10 @@ def table_of_arrays(dataset: Dataset) -> ImageTable:
     header = ImageHeader(shape[1:], shape[0] == 3, False, 8, "array")
     return ImageTable(
         names,
-        *(_column(columns[key]) for key in ("site", "part", "label", "digest")),
+        site=_column(columns["site"]),
+        part=_column(columns["part"]),
+        label=_column(columns["label"]),
+        digest=_column(columns["digest"]),
         thumbnail=np.concatenate(thumbnails),
         seen=np.ones(count, dtype=bool),
         mean=np.array(columns["mean"]),
