@@ -69,6 +69,7 @@ class Census:
         alike = alike_classes({name: set(hello.classes) for name, hello in hellos.items()})
         if alike:
             raise UserError(f"{alike[0].text}; give --labels at the sites, or rename the classes there")
+        cls._refuse_strangers(hellos)
         classes = tuple(dict.fromkeys(label for hello in hellos.values() for label in hello.classes))
         for name, hello in hellos.items():
             lacking = [label for label in classes if label not in hello.classes]
@@ -88,6 +89,16 @@ class Census:
                 "--labels at the site regroups them"
             )
         return replace(self, sites=dict(sorted({**self.sites, name: hello}.items())))
+
+    @staticmethod
+    def _refuse_strangers(hellos: Mapping[str, Hello]) -> None:
+        for name, hello in hellos.items() if len(hellos) > 1 else ():
+            others = {label for other, each in hellos.items() if other != name for label in each.classes}
+            if not others & set(hello.classes):
+                raise UserError(
+                    f"{name} has the classes {', '.join(hello.classes)}, and no other site has any of them "
+                    f"({', '.join(sorted(others))}); --labels at the site regroups them"
+                )
 
     @staticmethod
     def _compare(name: str, hello: Hello) -> None:

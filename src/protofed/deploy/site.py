@@ -70,8 +70,12 @@ class SiteData:
         classes = self._class_names(dataset.classes)
         place = {own: classes.index(own) for own in dataset.classes}
         places = [place[own] for own in dataset.classes]
-        mine = replace(domain, name=name).mapped(lambda images, _: _relabelled(images, places))
-        return replace(dataset, classes=classes, domains={name: mine})
+        # The server counts training and test images only.
+        kept, warnings = domain.validation, dataset.warnings
+        if kept is not None:
+            warnings += (f"{len(kept)} images to validate on are not used in a deployment; move them to train",)
+        mine = replace(domain, name=name, validation=None).mapped(lambda images, _: _relabelled(images, places))
+        return replace(dataset, classes=classes, domains={name: mine}, warnings=warnings)
 
     def _class_names(self, own: Sequence[str]) -> tuple[str, ...]:
         if self.classes is None:

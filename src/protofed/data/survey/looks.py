@@ -80,7 +80,8 @@ def look_at(path: Path) -> Look:
 def look_of(values: NDArray[Any]) -> tuple[bytes, float, float, float]:
     """Thumbnail, mean, deviation and peak of pixels [C, H, W]; deep ones are brought to 8 bits by their own peak."""
     peak = float(values.max())
-    grey: NDArray[Any] = values[0] if len(values) == 1 else np.tensordot(np.array(LUMINANCE, dtype=np.float32), values, 1)
+    weights = np.array(LUMINANCE, dtype=np.float32)
+    grey: NDArray[Any] = values[0] if len(values) == 1 else np.tensordot(weights, values, 1)
     if values.dtype != np.uint8:
         grey = grey * (255 / max(peak, 1e-12))
     picture = Image.fromarray(np.asarray(grey, dtype=np.uint8))
