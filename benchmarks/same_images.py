@@ -21,7 +21,7 @@ from protofed.cli import main as protofed
 
 SITES = ("Zürich", "north")
 IMAGES_OF_A_PATIENT = 3
-OPTIONS = ["--model", "cnn", "--rounds", "5", "--epochs", "2", "--lr", "0.03", "--engine", "loop", "--quiet"]
+OPTIONS = ["--model", "cnn", "--rounds", "8", "--epochs", "2", "--lr", "0.1", "--engine", "loop", "--quiet"]
 
 
 class Sample(NamedTuple):

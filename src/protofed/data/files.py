@@ -1,6 +1,6 @@
 """Image files on disk as arrays of one shape: 8 and 16 bit, grey and colour, mixed sizes."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -69,9 +69,9 @@ def class_order(names: Iterable[str]) -> tuple[str, ...]:
 
 def majority_labels(groups: Sequence[G], labels: Sequence[str]) -> dict[G, str]:
     """The most frequent label of each group of samples; of equally frequent ones the first in the alphabet."""
-    counts: dict[G, Counter[str]] = {}
+    counts: defaultdict[G, Counter[str]] = defaultdict(Counter)
     for group, label in zip(groups, labels, strict=True):
-        counts.setdefault(group, Counter())[label] += 1
+        counts[group][label] += 1
     return {group: min(count, key=lambda label: (-count[label], label)) for group, count in counts.items()}
 
 

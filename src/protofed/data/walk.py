@@ -24,7 +24,7 @@ class FolderWalk:
         """The images in a folder and all folders below it, sorted by folder and name; texts, for they may be many."""
         found: list[str] = []
         for path in self._files(str(folder), frozenset({_identity(folder.stat())})):
-            known = os.path.splitext(path)[1].lower() in IMAGE_SUFFIXES
+            known = path[path.rfind(".") :].lower() in IMAGE_SUFFIXES
             (found if known or is_image(Path(path)) else self.others).append(path)
         return found
 
