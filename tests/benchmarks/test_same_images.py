@@ -2,20 +2,21 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from benchmarks.same_images import run_forms, samples, write_forms
 
 pytest.importorskip("pydicom")
 
 
-def test_dicom_folders_of_patients_and_a_table_give_the_same_run(tmp_path: Path) -> None:
+def test_dicom_folders_of_patients_and_a_table_give_the_same_run(tmp_path: Path, benchmark: Any) -> None:
+    forms_of = benchmark("same_images")
     rng = np.random.default_rng(0)
     x, y = rng.integers(0, 256, (90, 12, 12), dtype=np.uint8), np.arange(90) % 3
-    forms = write_forms(tmp_path, list(samples(x, y, ["healthy", "benign", "ill"])))
+    forms = forms_of.write_forms(tmp_path, list(forms_of.samples(x, y, ["healthy", "benign", "ill"])))
     options = ["--model", "mlp", "--set", "model.hidden=8", "--rounds", "2", "--engine", "loop", "--quiet"]
-    runs = run_forms(tmp_path, forms, options)
+    runs = forms_of.run_forms(tmp_path, forms, options)
     results = {
         name: (
             json.loads((run / "run.json").read_text())["partition"],
