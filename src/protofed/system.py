@@ -1,12 +1,14 @@
 """This machine: its cores and memory, processes that end together, files that are whole or absent, caches, locks."""
 
 import ctypes
+import errno
 import fcntl
+import gc
 import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from math import prod
 from pathlib import Path
@@ -41,6 +43,18 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def without_garbage_collection() -> Iterator[None]:
+    """Inside: hundreds of thousands of small objects are made that all stay, and are not looked through again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def die_with_parent() -> None:
@@ -104,10 +118,38 @@ def cache_folder() -> Path:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that a reader sees all of it or nothing of it."""
+    """Write a file so that a reader sees all of it or nothing of it; a full disk leaves nothing behind."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_bytes(content)
-    temporary.replace(path)
+    try:
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+_DISK_TROUBLE = {
+    errno.ENOSPC: "make room",
+    errno.EDQUOT: "make room, or have your quota raised",
+    errno.EFBIG: "choose a place for larger files",
+    errno.EACCES: "choose a place you may write to and read from, or have its permissions changed",
+    errno.EPERM: "choose a place you may write to and read from, or have its permissions changed",
+    errno.EROFS: "choose a place that can be written to",
+    errno.ENOTDIR: "choose a path whose folders are folders",
+    errno.EISDIR: "choose a file instead of a folder",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.EIO: "look after the disk",
+}
+
+
+def disk_trouble(problem: OSError) -> str | None:
+    """In one line, what the disk refuses and what to do about it; None where the error is of another kind."""
+    if problem.errno not in _DISK_TROUBLE:
+        return None
+    where = f"{problem.filename}: " if problem.filename else ""
+    text = str(problem.strerror)
+    return f"{where}{text[:1].lower()}{text[1:]}; {_DISK_TROUBLE[problem.errno]}; what was finished is kept"
 
 
 def make_private(folder: Path) -> list[Path]:

@@ -279,7 +279,7 @@ def test_a_folder_that_changes_while_it_is_read_is_refused(folder: str, monkeypa
         return make(*given)
 
     monkeypatch.setattr(files, "empty_pixels", removed)
-    with pytest.raises(UserError, match=r"3\.png: the image cannot be read"):
+    with pytest.raises(UserError, match=r"3\.png was changed while it was read"):
         load(folder)
 
 

@@ -384,12 +384,30 @@ def test_the_server_is_killed_and_resumed(ask: str, three: Federation) -> None:
 # Before the first round
 
 
-def test_classes_must_be_the_same(federation: Federation) -> None:
+def test_sites_without_a_class_in_common_are_refused(federation: Federation) -> None:
     federation.add("a")
     federation.add("b", labels="0-1=low,2-3=high")
-    with pytest.raises(UserError, match="b has the classes"):
+    with pytest.raises(UserError, match=r"has the classes .* no other site has any of them"):
         federation.run("i2pfl")
     assert not (federation.folder / "run").exists()
+
+
+def test_classes_are_joined_by_name(federation: Federation) -> None:
+    federation.add("a", labels="2=class2,1=class1,0=class0")
+    federation.add("b")
+    run = federation.run("i2pfl")
+    assert run.config["data"]["classes"] == ["class2", "class1", "class0", "class3"]
+    held = {name: entry["per_class"] for name, entry in run.config["partition"]["clients"].items()}
+    domain = federation.sites["b"].dataset.domains["b"]
+    assert held["b-0"] == domain.train.y.bincount(minlength=4)[[2, 1, 0, 3]].tolist()
+    assert held["a-0"][3] == 0
+
+
+def test_spellings_that_look_alike_are_refused(federation: Federation) -> None:
+    federation.add("a", labels="0-1=Normal,2-3=sick")
+    federation.add("b", labels="0-1=normal,2-3=sick")
+    with pytest.raises(UserError, match=r"look like one class.*--labels at the sites"):
+        federation.run("i2pfl")
 
 
 def test_versions_must_be_the_same(three: Federation) -> None:
@@ -406,11 +424,16 @@ def test_a_site_looks_at_the_servers_version_too(three: Federation) -> None:
         three.run("i2pfl")
 
 
-def test_shapes_must_be_the_same(three: Federation) -> None:
+def test_shapes_are_brought_to_one_as_in_a_run_in_one_process(three: Federation) -> None:
     larger_images_for(three, "b")
-    with pytest.raises(UserError, match="the images of b are 1x10x10, those of a 1x8x8; give --image-size"):
-        three.run("i2pfl")
-    assert not (three.folder / "run").exists()
+    run = three.run("i2pfl")
+    assert run.config["data"]["image_shape"] == [1, 10, 10]
+    equal(three, run, reference(three, "i2pfl"))
+
+
+def test_grey_sites_need_no_more_than_an_image_size(three: Federation) -> None:
+    larger_images_for(three, "b")
+    assert three.run("i2pfl", image_size=8, rounds=1).config["data"]["image_shape"] == [1, 8, 8]
 
 
 def test_shapes_may_differ_where_the_run_fixes_one(three: Federation) -> None:

@@ -65,7 +65,7 @@ def test_revoked(keys: Path) -> None:
         make_keys(keys, "federation.example.org:9443", ["north"])
 
 
-@pytest.mark.parametrize("name", ["../etc", "a/b", "average", "", "a b"])
+@pytest.mark.parametrize("name", ["../etc", "a/b", "average", "", ".a", "a=b"])
 def test_names_that_are_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="needs another name"):
         make_keys(tmp_path / "keys", "host:1", [name])

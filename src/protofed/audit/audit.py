@@ -28,6 +28,7 @@ def audit(
     steps: int = Effort.steps,
     inception: str | Path | None = None,
     out: str | Path | None = None,
+    data_root: str | Path | None = None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Attack what a complete run sent, and write audit.json, audit.md and pictures to `out`, by default RUN/audit.
@@ -39,7 +40,7 @@ def audit(
         raise UserError(f"steps={steps} is not valid: a decoder needs at least one step")
     options = AttackOptions(tuple(split_names(stages) or ()), Effort(steps=steps))
     with one_thread():
-        opened = OpenRun(path, with_data=True)
+        opened = OpenRun(path, with_data=True, data_root=data_root)
         context = opened.context
         if context.method.pools_data:
             raise UserError(

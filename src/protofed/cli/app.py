@@ -35,6 +35,7 @@ from protofed.cli.stopping import INTERRUPTED, TERMINATED, Stopped, Terminated
 from protofed.cli.sweep import sweep_command
 from protofed.cli.watch import watch_command
 from protofed.errors import BadMessage, UserError
+from protofed.system import disk_trouble
 from protofed.text import printable
 
 _GOES_ON = "stopped; what is finished is kept, and the same command goes on from there"
@@ -126,9 +127,9 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:
         return 1
     except OSError as error:
-        if error.errno not in _OF_THE_MACHINE:
+        if (trouble := disk_trouble(error)) is None:
             return _internal_failure(error)
-        return _print_error(f"{error.strerror}: {error.filename or 'a file'}{_REMEDIES.get(error.errno, '')}")
+        return _print_error(f"{trouble}, and the same command, or a run with --resume, goes on from there")
     except Exception as error:
         return _internal_failure(error)
     if result == INTERRUPTED:  # typer turns Ctrl-C into this

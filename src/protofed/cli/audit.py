@@ -9,7 +9,7 @@ import typer
 from protofed.audit import Effort
 from protofed.audit.audit import audit
 from protofed.audit.findings import audit_tables
-from protofed.cli.options import QuietOption
+from protofed.cli.options import MovedDataOption, QuietOption
 from protofed.cli.output import console, show_table
 
 
@@ -26,6 +26,7 @@ def audit_command(
         Path | None, typer.Option("--inception", help="weights of Inception-v3, for a FID; without: FID-like")
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="where the findings go (default: RUN/audit)")] = None,
+    data_root: MovedDataOption = None,
     quiet: QuietOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="print audit.json, and nothing else")] = False,
 ) -> None:
@@ -41,6 +42,7 @@ def audit_command(
         steps=steps,
         inception=inception,
         out=out,
+        data_root=data_root,
         tell=(lambda _: None) if silent else (lambda text: console().print(text)),
     )
     if as_json:

@@ -1,7 +1,10 @@
-"""`protofed data`: the data sets at hand, or one of them described: what it is, how to get it, whether it is there."""
+"""`protofed data`: the data sets at hand, or one of them looked at: what there is, and all that is wrong with it."""
 
 import json
-from dataclasses import asdict
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,15 +12,20 @@ import typer
 
 from protofed.cli import completion
 from protofed.cli.options import DataRootOption, JsonOption
-from protofed.cli.output import console, show_or_dump, show_table
+from protofed.cli.output import bars, console, show_or_dump, show_table
 from protofed.clients.feature_cache import FeatureCache
-from protofed.data import DataSummary, available, describe
+from protofed.data import DataSummary, ReadOptions, available, describe
 from protofed.data.catalog import data_root_of, form_of
 from protofed.data.sources import SOURCES, Benchmark, Original, Source
+from protofed.data.survey import DataReport, page, survey
+from protofed.data.survey.looks import Progress
 from protofed.errors import UserError
 from protofed.registry import load_plugin
+from protofed.runs.place import relocate
+from protofed.system import write_atomically
 from protofed.text import Table, setting, size
 
+_MOST_CLASSES = 12
 _STATES = {
     "npz": "there, as DOMAIN.npz files",
     "folders": "there, as DOMAIN/train/CLASS folders",
@@ -28,10 +36,23 @@ _STATES = {
 
 
 def data_command(
-    name: Annotated[
-        str | None, typer.Argument(help="a name, a folder or a manifest to describe", autocompletion=completion.data)
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME] | relocate RUN NEW",
+            help="a name, a folder or a manifest to look at; or where the images of a run are now",
+            autocompletion=completion.data,
+        ),
     ] = None,
     data_root: DataRootOption = None,
+    labels: Annotated[
+        str | None, typer.Option("--labels", help="regroup classes, as in a run: a rule or a file")
+    ] = None,
+    test_share: Annotated[float | None, typer.Option("--test-share", help="as in a run")] = None,
+    group_by: Annotated[str | None, typer.Option("--group-by", help="as in a run")] = None,
+    pages: Annotated[str | None, typer.Option("--pages", help="as in a run")] = None,
+    as_page: Annotated[bool, typer.Option("--page", help="also write a page with pictures (NAME.data.html)")] = False,
+    out: Annotated[Path | None, typer.Option("--out", help="where the page goes; gives --page")] = None,
     check: Annotated[bool, typer.Option("--check", help="read original files: count images, verify checksums")] = False,
     plugin: Annotated[list[str] | None, typer.Option("--plugin", help="a Python file that registers data sets")] = None,
     cache: Annotated[
@@ -40,7 +61,10 @@ def data_command(
     clear: Annotated[bool, typer.Option("--clear", help="with --cache: remove all of it")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """List the data sets that can be used by name, or describe one of them or a folder of your own.
+    """List the data sets that can be used by name, or look at one of them or at a folder of your own.
+
+    Everything that is wrong with it is listed at once, with the way to mend it; --page writes a page with pictures.
+    `protofed data relocate RUN NEW` tells a run where its images are now.
 
     Example: protofed data digits
     """
@@ -51,16 +75,58 @@ def data_command(
         return
     for path in plugin or []:
         load_plugin(path)
-    if name is None:
+    if not words:
         _list_all(data_root, as_json)
         return
-    root = data_root_of(data_root)
-    source = SOURCES.get(name)
-    if source is None:
-        summary = describe(name, data_root)
-        show_or_dump({**asdict(summary), "wrong_files": []}, as_json, lambda _: _show_summary(summary))
-    else:
-        _describe_source(source, root, data_root, check, as_json)
+    if words[0] == "relocate" and len(words) > 1:
+        _relocate(words[1:])
+        return
+    if len(words) > 1:
+        raise UserError(f"look at one data set at a time, not at {', '.join(words)}")
+    source = SOURCES.get(words[0])
+    if source is not None and not (as_page or out):
+        _describe_source(source, data_root_of(data_root), data_root, check, as_json)
+        return
+    with _progress(as_json) as tell:
+        how = ReadOptions(test_share, group_by, pages)
+        drawn = as_page or out is not None
+        report = survey(words[0], data_root=data_root, labels=labels, reading=how, tell=tell, pictures=drawn)
+    _show_look(report, words[0], (out or Path(f"{report.summary.name}.data.html")) if drawn else None, as_json)
+
+
+def _show_look(report: DataReport, name: str, target: Path | None, as_json: bool) -> None:
+    """Everything that was found; an error where the data cannot be trained on."""
+    show_or_dump(report.as_dict(), as_json, lambda _: _show_report(report))
+    if target is not None:
+        _write_page(report, target, as_json)
+    if report.errors:
+        must = "has to" if len(report.errors) == 1 else "have to"
+        raise UserError(f"{name} cannot be trained on yet: {len(report.errors)} of the problems above {must} be mended")
+
+
+def _relocate(words: list[str]) -> None:
+    if len(words) != 2:
+        raise UserError("give the folder of a run and where its images are now: protofed data relocate RUN NEW")
+    place = relocate(*words)
+    console().print(f"{words[0]} finds its images at {place} from now on; they are the same", soft_wrap=True)
+
+
+@contextmanager
+def _progress(silent: bool) -> Iterator[Progress | None]:
+    """A bar on a terminal."""
+    if silent or not sys.stdout.isatty():
+        yield None
+        return
+    with bars() as bar:
+        task = bar.add_task("looking at files", total=None, status="")
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _write_page(report: DataReport, path: Path, silent: bool) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, page(report).encode())
+    if not silent:
+        console().print(f"page written to {path}; it shows images, so mind who sees it", soft_wrap=True)
 
 
 def _show_cache(clear: bool, as_json: bool) -> None:
@@ -110,13 +176,50 @@ def _list_all(data_root: str | None, as_json: bool) -> None:
 def _show_summary(summary: DataSummary) -> None:
     out = console()
     channels, height, width = summary.image_shape
-    out.print(f"{summary.name}: {summary.description}")
+    out.print(f"{summary.name}: {summary.description}", markup=False, soft_wrap=True)
     out.print(f"{len(summary.classes)} classes: {', '.join(summary.classes)}; images {height}x{width}x{channels}")
-    out.print(f"Source: {summary.source}\nLicence: {summary.licence}")
-    rows = [[domain.name, str(domain.train), str(domain.test)] for domain in summary.domains]
-    show_table(Table("Domains", ["domain", "train", "test"], rows))
+    if summary.source != summary.description:
+        out.print(f"Source: {summary.source}", markup=False, soft_wrap=True)
+    if summary.licence:
+        out.print(f"Licence: {summary.licence}", markup=False, soft_wrap=True)
+    _show_counts(summary)
     for warning in summary.warnings:
-        out.print(f"warning: {warning}")
+        out.print(f"warning: {warning}", markup=False, soft_wrap=True)
+
+
+def _show_counts(summary: DataSummary) -> None:
+    """Images per site, part and class, where the classes fit on a screen."""
+    classes = summary.classes if len(summary.classes) <= _MOST_CLASSES else ()
+    rows = []
+    for domain in summary.domains:
+        parts = {"train": domain.train_per_class, "test": domain.test_per_class, "val": domain.validation_per_class}
+        for part, counts in ((part, counts) for part, counts in parts.items() if counts):
+            rows.append([domain.name, part, str(sum(counts)), *(map(str, counts) if classes else ())])
+    show_table(Table("Images", ["domain", "part", "all", *classes], rows))
+
+
+def _show_report(report: DataReport) -> None:
+    """Counts, what the files are, every problem, and what to look at first."""
+    _show_summary(replace(report.summary, warnings=()))
+    rows = [
+        [site.name, *(_most(each) for each in (site.sizes, site.channels, site.bits, site.formats))]
+        for site in report.sites
+    ]
+    show_table(Table("Files", ["domain", "height x width", "channels", "depth", "format"], rows, numeric=False))
+    out = console()
+    for problem in report.problems:
+        out.print(f"{problem.severity} ({problem.kind}): {problem}", markup=False, soft_wrap=True)
+    if report.advice:
+        out.print("Before training, look at:")
+    for number, text in enumerate(report.advice, start=1):
+        out.print(f"  {number}. {text}", markup=False, soft_wrap=True)
+
+
+def _most(counts: Mapping[str, int]) -> str:
+    """The most frequent values, and how many others there are."""
+    first = list(counts.items())[:3]
+    more = f", {len(counts) - 3} others" if len(counts) > 3 else ""
+    return ", ".join(f"{name} ({count})" for name, count in first) + more
 
 
 def _show_source(source: Source, root: Path | None, form: str) -> None:

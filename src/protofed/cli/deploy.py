@@ -11,6 +11,7 @@ import typer
 from protofed.cli.options import takes_run_options
 from protofed.cli.output import ProgressBar, console, exit_code, show_summary, show_table
 from protofed.cli.stopping import saying
+from protofed.data import ReadOptions
 from protofed.errors import UserError
 from protofed.text import Table
 
@@ -70,6 +71,9 @@ def revoke_command(
         "data_root",
         "domains",
         "labels",
+        "test_share",
+        "group_by",
+        "pages",
         "protocol",
         "clients",
         "fraction",
@@ -126,6 +130,11 @@ def site_command(
     policy: Annotated[Path | None, typer.Option("--policy", help="a TOML file with what this site allows")] = None,
     labels: Annotated[str | None, typer.Option("--labels", help='regroup classes, "0=healthy,1-4=diseased"')] = None,
     classes: Annotated[str | None, typer.Option("--classes", help="all classes, where this site lacks some")] = None,
+    test_share: Annotated[
+        float | None, typer.Option("--test-share", help="kept to test on, where the data has no test part (0.2)")
+    ] = None,
+    group_by: Annotated[str | None, typer.Option("--group-by", help="folder | none | a regular expression")] = None,
+    pages: Annotated[str | None, typer.Option("--pages", help="of files with several: all | first | 1,3-5")] = None,
     weights: Annotated[str | None, typer.Option("--weights", help="the same initial weights as the server's")] = None,
     plugin: Annotated[list[str] | None, typer.Option("--plugin", help="a Python file that registers methods")] = None,
     device: Annotated[str, typer.Option("--device", help="cpu | cuda")] = "cpu",
@@ -150,7 +159,7 @@ def site_command(
     rules = Policy.read(policy)
     site = Site(
         own.name,
-        SiteData(data, labels, classes),
+        SiteData(data, labels, classes, ReadOptions(test_share, group_by, pages)),
         state,
         rules,
         weights=weights,

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from protofed.cli.options import parse_integers
+from protofed.cli.options import MovedDataOption, parse_integers
 from protofed.cli.output import console, show_table
 from protofed.text import Table, split_names
 
@@ -20,6 +20,7 @@ def embed_command(
     domains: Annotated[str | None, typer.Option("--domains", help="only these domains, for example a,b")] = None,
     label: Annotated[str | None, typer.Option("--label", help="only images of this class, by name or number")] = None,
     samples: Annotated[int, typer.Option("--samples", min=8, help="most test images in a map")] = 600,
+    data_root: MovedDataOption = None,
     hausdorff: Annotated[
         bool, typer.Option("--hausdorff", help="also: distance of clients' class manifolds to the union of all")
     ] = False,
@@ -34,6 +35,7 @@ def embed_command(
     content = embed(
         runs,
         out=out,
+        data_root=data_root,
         rounds=None if rounds is None else parse_integers(rounds, "--rounds"),
         domains=split_names(domains),
         label=label,

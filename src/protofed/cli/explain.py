@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from protofed.cli.options import ModelOfOption, QuietOption
+from protofed.cli.options import ModelOfOption, MovedDataOption, QuietOption
 from protofed.cli.output import console, percent, show_table
 from protofed.text import Table, split_names
 
@@ -42,6 +42,7 @@ def explain_command(
     shifts: _ShiftsOption = 1,
     model_of: ModelOfOption = "last",
     out: Annotated[Path | None, typer.Option("--out", help="where pictures and page go (RUN/explanations)")] = None,
+    data_root: MovedDataOption = None,
     quiet: QuietOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="print explanations.json, and nothing else")] = False,
 ) -> None:
@@ -60,6 +61,7 @@ def explain_command(
         clients=split_names(clients),
         top=top,
         out=out,
+        data_root=data_root,
         project=project,
         projected=projected,
         faithful=faithfulness,

@@ -2,16 +2,37 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from protofed.cli.options import DataRootOption
+from protofed.cli.options import takes_run_options
 from protofed.cli.output import console, percent, size
 from protofed.inference.addition import AdditionResult
 from protofed.inference.join import DEFAULT_ROUNDS, JoinRound, join
+from protofed.runs import Options
 
-_SamplesOption = Annotated[str | None, typer.Option("--samples-per-client", help="use so many of its training images")]
+_OWN = (
+    "data_root",
+    "domains",
+    "labels",
+    "test_share",
+    "group_by",
+    "pages",
+    "samples_per_client",
+    "epochs",
+    "batch",
+    "optimizer",
+    "lr",
+    "momentum",
+    "weight_decay",
+    "balanced",
+    "seed",
+    "set",
+    "plugin",
+)
+"""Options of a run that a newcomer may give, which then go before those of the run it joins."""
+
 _ModelOption = Annotated[
     str | None, typer.Option("--model", help="an architecture of its own, where only prototypes are exchanged")
 ]
@@ -20,14 +41,13 @@ _WeightsOption = Annotated[
 ]
 
 
+@takes_run_options(without=tuple(name for name in Options.model_fields if name not in _OWN))
 def join_command(
+    *,
+    run_options: dict[str, Any],
     run: Annotated[Path, typer.Argument(help="the folder of a complete run")],
     data: Annotated[str, typer.Option("--data", help="the newcomer's images: a name, a folder or a manifest")],
     out: Annotated[Path, typer.Option("--out", help="where its model and join.json go")],
-    data_root: DataRootOption = None,
-    domains: Annotated[str | None, typer.Option("--domains", help="which domain, where the data has several")] = None,
-    labels: Annotated[str | None, typer.Option("--labels", help='regroup classes, "0=healthy,1-4=diseased"')] = None,
-    samples_per_client: _SamplesOption = None,
     model: _ModelOption = None,
     weights: _WeightsOption = None,
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="most rounds")] = DEFAULT_ROUNDS,
@@ -51,10 +71,7 @@ def join_command(
         model=model,
         weights=weights,
         tell=None if as_json else tell,
-        data_root=data_root,
-        domains=domains,
-        labels=labels,
-        samples_per_client=samples_per_client,
+        **run_options,
     )
     content = result.as_dict()
     if as_json:

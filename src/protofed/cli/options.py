@@ -20,6 +20,9 @@ ModelOfOption = Annotated[
     str, typer.Option("--model-of", help="last | best: the models after the last round, or after the best where kept")
 ]
 DataRootOption = Annotated[str | None, typer.Option("--data-root", help="where data sets lie by name")]
+MovedDataOption = Annotated[
+    str | None, typer.Option("--data-root", help="a folder that has the run's images now, under the name they had")
+]
 ShardOption = Annotated[
     str | None, typer.Option("--shard", metavar="K/N", help="do the K-th of N parts; machines share --out")
 ]
@@ -68,6 +71,10 @@ def options_of(run_json: Path) -> dict[str, Any]:
     try:
         described = json.loads(run_json.read_text())
         stored = dict(described["options"])
+        # A relative path means something else from another folder.
+        place = described["data"].get("place") or {}
+        if place.get("path") and Path(place["path"]).exists():
+            stored["data"] = place["path"]
         if stored["engine"] == "auto" and described["engine"]["name"] == "vmap":
             stored["engine"] = "vmap"  # the one choice of `auto` on which the last bits depend
     except FileNotFoundError:

@@ -6,6 +6,7 @@ from protofed.clients.features import FeatureStore
 from protofed.clients.frozen import FROZEN, choose_frozen, feature_store
 from protofed.clients.jobs import (
     Absent,
+    DiskFailed,
     Evaluate,
     Failed,
     Job,
@@ -40,6 +41,7 @@ __all__ = [
     "ClientSide",
     "ClientState",
     "ClientStore",
+    "DiskFailed",
     "Evaluate",
     "Failed",
     "FeatureStore",

@@ -28,7 +28,7 @@ from protofed.models.freezing import complete_tensors
 from protofed.models.net import Net
 from protofed.models.protopnet import project, prototypes_of
 from protofed.records import Message, Nothing, Quantiser, Record, Tally, conform, decode, encode, map_tensors
-from protofed.system import keep_freed_memory
+from protofed.system import disk_trouble, keep_freed_memory
 
 A = TypeVar("A")
 R = TypeVar("R", bound=Record)
@@ -255,6 +255,9 @@ def attempted(work: Callable[[], A]) -> A | jobs.Failed:
     """The result of `work`, or a `Failed` with the reason."""
     try:
         return work()
+    except OSError as error:
+        kind = jobs.DiskFailed if disk_trouble(error) else jobs.Failed
+        return kind(disk_trouble(error) or f"{type(error).__name__}: {error}", traceback.format_exc())
     except Exception as error:
         return jobs.Failed(
             f"{type(error).__name__}: {error}", traceback.format_exc(), not_finite=isinstance(error, NotFinite)

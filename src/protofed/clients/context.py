@@ -187,13 +187,29 @@ class RunContext:
         return {client: self._train_and_validation(client) for client in self.partition.clients}
 
     def _train_and_validation(self, client: str) -> tuple[Tensor, Tensor]:
-        """At least one sample stays to train on."""
+        """The site's own validation images where it has some, else a part of its training images."""
         indices = torch.from_numpy(self.partition.train[client])
+        if self.validation and len(given := self._set_aside.get(client, indices[:0])):
+            return indices, given
         kept = min(round(self.validation * len(indices)), len(indices) - 1)
         if kept == 0:
             return indices, indices[:0]
         order = torch.randperm(len(indices), generator=generator(self.seed, "validation", client))
         return indices[order[kept:].sort().values], indices[order[:kept].sort().values]
+
+    @cached_property
+    def _set_aside(self) -> dict[str, Tensor]:
+        """What sites have set aside to validate on, dealt out to the clients that hold their images."""
+        places = self.dataset.validation_offsets
+        dealt: dict[str, Tensor] = {}
+        clients_of: dict[str, list[str]] = {}
+        for client in self.partition.clients if places else ():
+            clients_of.setdefault(self.partition.domain[client], []).append(client)
+        for domain, clients in clients_of.items():
+            wheres = [places[domain]] if domain in places else [] if domain else list(places.values())
+            positions = torch.tensor([position for where in wheres for position in where], dtype=torch.int64)
+            dealt |= {client: positions[number :: len(clients)] for number, client in enumerate(clients)}
+        return dealt
 
     @cached_property
     def _held(self) -> Tensor:

@@ -130,6 +130,11 @@ class Failed:
 
 
 @dataclass(frozen=True)
+class DiskFailed(Failed):
+    """A job that could not write or read its files: no fault of its client, and no reason to go on without it."""
+
+
+@dataclass(frozen=True)
 class Absent(Failed):
     """A job whose site did not answer."""
 

@@ -2,7 +2,8 @@
 
 from protofed.data.augment import AUGMENTATIONS, Augment
 from protofed.data.catalog import DataInfo, DataSummary, DomainSummary, available, describe, load, register_data
-from protofed.data.images import Dataset, Domain, Images, RawData
+from protofed.data.images import DataPlace, Dataset, Domain, Images, RawData
+from protofed.data.listing import ReadOptions
 from protofed.data.normalise import NORMALISATIONS, Normalise
 from protofed.data.partition import Partition, deals_by_label, make_partition
 
@@ -11,6 +12,7 @@ __all__ = [
     "NORMALISATIONS",
     "Augment",
     "DataInfo",
+    "DataPlace",
     "DataSummary",
     "Dataset",
     "Domain",
@@ -19,6 +21,7 @@ __all__ = [
     "Normalise",
     "Partition",
     "RawData",
+    "ReadOptions",
     "available",
     "deals_by_label",
     "describe",

@@ -13,9 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofed.data import digits, lesions
-from protofed.data.folders import FOLDER_LAYOUT, npz_files, read_folder, read_npz, visible_folders
-from protofed.data.images import Dataset, Domain, Images, RawData, square, unify
-from protofed.data.labels import regroup
+from protofed.data.archives import npz_files, read_npz
+from protofed.data.folders import FOLDER_LAYOUT, read_folder, visible_folders
+from protofed.data.images import DataPlace, Dataset, Domain, Images, RawData, square, unify
+from protofed.data.labels import alike_classes, held_classes, regroup
+from protofed.data.listing import ReadOptions
 from protofed.data.manifest import read_manifest
 from protofed.data.normalise import Normalise
 from protofed.data.pixels import pieces
@@ -24,6 +26,9 @@ from protofed.errors import UserError, unknown_name
 from protofed.settings import SettingInfo, checked, keyword_settings
 
 ROOT_VARIABLE = "PROTOFED_DATA"
+MANIFEST_SUFFIXES = (".csv", ".tsv")
+
+_AS_READ = vars(ReadOptions())
 
 Form = Literal["original", "npz", "folders", "registered", "absent"]
 
@@ -47,6 +52,8 @@ class DomainSummary:
     test: int
     train_per_class: tuple[int, ...]
     test_per_class: tuple[int, ...]
+    validation: int = 0
+    validation_per_class: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -126,9 +133,9 @@ def data_options(spec: str) -> dict[str, SettingInfo]:
     return {**options, **(_REGISTRY[spec].options if spec in _REGISTRY else {})}
 
 
-def describe(spec: str, data_root: str | Path | None = None) -> DataSummary:
+def describe(spec: str, data_root: str | Path | None = None, reading: ReadOptions | None = None) -> DataSummary:
     """Counts per domain and class, origin and licence of anything that `load` takes."""
-    dataset = load(spec, data_root=data_root)
+    dataset = load(spec, data_root=data_root, reading=reading)
     known = {info.name: info.description for info in available(data_root)}
     return DataSummary(
         name=dataset.name,
@@ -137,7 +144,7 @@ def describe(spec: str, data_root: str | Path | None = None) -> DataSummary:
         licence=dataset.licence,
         classes=dataset.classes,
         image_shape=dataset.image_shape,
-        domains=tuple(_summary(domain, len(dataset.classes)) for domain in dataset.domains.values()),
+        domains=tuple(summary_of(domain, len(dataset.classes)) for domain in dataset.domains.values()),
         warnings=dataset.warnings,
     )
 
@@ -152,13 +159,15 @@ def load(
     channels: int | None = None,
     normalise: str | None = None,
     options: Mapping[str, object] | None = None,
+    reading: ReadOptions | None = None,
 ) -> Dataset:
     """Data by registered name, by name of a folder in the data root, by folder, npz file or manifest.
 
-    `domains` picks some (`a,b`), `labels` regroups classes (`0=healthy,1-4=diseased`), `image_size` and `channels`
-    override what is found in the data, `normalise` names a normalisation, `options` are settings of the data set.
+    `domains` picks some (`a,b`), `labels` regroups classes (`0=healthy,1-4=diseased`, or a file), `image_size` and
+    `channels` override what is found in the data, `normalise` names a normalisation, `options` are settings of the data
+    set, `reading` says how image files are grouped and divided.
     """
-    raw, name = _read(spec, data_root_of(data_root), square(image_size), options or {})
+    raw, name, place = _read(spec, data_root_of(data_root), square(image_size), options or {}, reading or ReadOptions())
     if domains is not None:
         raw = _select(raw, domains)
     if labels is not None:
@@ -166,8 +175,19 @@ def load(
     shaped = unify(raw.domains, channels, image_size)
     shown_channels = next(iter(shaped.values())).train.channels
     normalisation = Normalise.named(normalise, shown_channels) if normalise else Normalise.default(shown_channels)
-    warnings = (*raw.warnings, *_gaps(raw), *_leaks(raw))
-    return Dataset(name, raw.classes, shaped, normalisation, raw.source, warnings, licence=raw.licence)
+    alike = map(str, alike_classes(held_classes(raw)))
+    warnings = (*raw.warnings, *_gaps(raw), *alike, *leaks(raw))
+    return Dataset(name, raw.classes, shaped, normalisation, raw.source, warnings, licence=raw.licence, place=place)
+
+
+def locate(spec: str, data_root: str | Path | None = None) -> Path | None:
+    """The folder, manifest or archive that a name or a path stands for; None for what is registered or original."""
+    root = data_root_of(data_root)
+    form = _form(spec, root)
+    if form in ("original", "registered"):
+        return None
+    path = root / spec if form != "absent" and root else Path(spec).expanduser()
+    return path if path.exists() else None
 
 
 def data_root_of(data_root: str | Path | None) -> Path | None:
@@ -182,25 +202,60 @@ def data_root_of(data_root: str | Path | None) -> Path | None:
     return root
 
 
+def _form(spec: str, root: Path | None) -> Form:
+    """A path that says where it leads is never taken for a name."""
+    return form_of(spec, root) if _is_plain(spec) else "absent"
+
+
+def _is_plain(spec: str) -> bool:
+    return Path(spec).name == spec and not spec.startswith((".", "~"))
+
+
 def _read(
-    spec: str, root: Path | None, image_size: tuple[int, int] | None, options: Mapping[str, object]
-) -> tuple[RawData, str]:
-    """What `spec` names, and its short name: the data root comes first, then registered names, then paths."""
+    spec: str,
+    root: Path | None,
+    image_size: tuple[int, int] | None,
+    options: Mapping[str, object],
+    reading: ReadOptions,
+) -> tuple[RawData, str, DataPlace]:
+    """What `spec` names, its short name and its place: the data root comes first, then registered names, then paths."""
     if not spec.strip():
         raise UserError(f"no data is named; give a name ({', '.join(_REGISTRY)}), a folder or a manifest")
-    path = Path(spec).expanduser()
-    plain_name = path.name == spec and not spec.startswith(".")
-    form = form_of(spec, root) if plain_name else "absent"
+    form = _form(spec, root)
     settings = _own_settings(spec, form, options)
+    path = None
     if form == "original" and root:
-        return SOURCES[spec].load(root, image_size, settings), spec
-    if form == "registered":
-        return _load_registered(spec, root, settings), spec
-    if form != "absent" and root:
-        return read_folder(root / spec, image_size), spec
-    if not path.exists():
-        _refuse_unknown(spec, root, plain_name)
-    return _read_path(path, image_size)
+        raw, name = SOURCES[spec].load(root, image_size, settings), spec
+    elif form == "registered":
+        raw, name = _load_registered(spec, root, settings), spec
+    else:
+        path = root / spec if form != "absent" and root else Path(spec).expanduser()
+        if not path.exists():
+            _refuse_unknown(spec, root, _is_plain(spec))
+        raw, name = _read_path(path, image_size, reading)
+    chosen = {key: value for key, value in vars(reading).items() if value is not None and value != _AS_READ[key]}
+    if chosen.keys() & {"test_share", "group_by", "pages"} and (
+        path is None or npz_files(path) or path.suffix == ".npz"
+    ):
+        note = f"{', '.join(chosen)}: {name} comes with its own division and no files, so this is not used"
+        raw = replace(raw, warnings=(*raw.warnings, note))
+    record = {"asked": chosen, "sites": dict(raw.reading)}
+    place = DataPlace(
+        None if path is None else str(path.resolve()),
+        str(root.resolve()) if root and form not in ("registered", "absent") else None,
+        raw.fingerprint or _count_mark(raw),
+        record,
+    )
+    return raw, name, place
+
+
+def _count_mark(raw: RawData) -> str:
+    """A fingerprint of data that does not come from files of its own: classes and labels."""
+    digest = blake2b(repr(raw.classes).encode(), digest_size=16)
+    for name, domain in raw.domains.items():
+        digest.update(name.encode())
+        digest.update(domain.train.y.numpy().tobytes() + b"/" + domain.test.y.numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _load_registered(name: str, root: Path | None, settings: Mapping[str, Any]) -> RawData:
@@ -211,13 +266,13 @@ def _load_registered(name: str, root: Path | None, settings: Mapping[str, Any]) 
     return replace(raw, warnings=(*raw.warnings, note))
 
 
-def _read_path(path: Path, image_size: tuple[int, int] | None) -> tuple[RawData, str]:
+def _read_path(path: Path, image_size: tuple[int, int] | None, reading: ReadOptions) -> tuple[RawData, str]:
     """A manifest, an archive of arrays or a folder, and its short name."""
-    if path.is_file() and path.suffix.lower() == ".csv":
-        return read_manifest(path, image_size), path.stem
+    if path.is_file() and path.suffix.lower() in MANIFEST_SUFFIXES:
+        return read_manifest(path, image_size, reading), path.stem
     if path.is_file() and path.suffix.lower() == ".npz":
         return read_npz([path], source=f"file {path.name}"), path.stem
-    return read_folder(path, image_size), path.resolve().name
+    return read_folder(path, image_size, reading), path.resolve().name
 
 
 def _refuse_unknown(spec: str, root: Path | None, plain_name: bool) -> None:
@@ -230,7 +285,7 @@ def _refuse_unknown(spec: str, root: Path | None, plain_name: bool) -> None:
             {*_REGISTRY, *SOURCES, *(folder.name for folder in visible_folders(root) if root)} if root else _REGISTRY
         )
         raise UserError(f"{unknown_name('data', spec, known)}; or give a folder: {FOLDER_LAYOUT}")
-    if suffix.lower() in (".csv", ".npz"):
+    if suffix.lower() in (*MANIFEST_SUFFIXES, ".npz"):
         raise UserError(f"the file {spec} does not exist; give a manifest, a folder or a name ({', '.join(_REGISTRY)})")
 
 
@@ -260,7 +315,7 @@ def _gaps(raw: RawData) -> list[str]:
     """Warnings for classes of which a domain has no training or no test images; neither is an error."""
     warnings: list[str] = []
     for domain in raw.domains.values():
-        counts = _summary(domain, len(raw.classes))
+        counts = summary_of(domain, len(raw.classes))
         for part, per_class in (("training", counts.train_per_class), ("test", counts.test_per_class)):
             absent = [name for name, count in zip(raw.classes, per_class, strict=True) if not count]
             if absent:
@@ -268,7 +323,7 @@ def _gaps(raw: RawData) -> list[str]:
     return warnings
 
 
-def _leaks(raw: RawData) -> list[str]:
+def leaks(raw: RawData) -> list[str]:
     """Warnings for test images that are also training images of the same domain, byte by byte."""
     warnings: list[str] = []
     for domain in raw.domains.values():
@@ -298,7 +353,8 @@ def _digests(images: Images) -> Iterator[bytes]:
     )
 
 
-def _summary(domain: Domain, classes: int) -> DomainSummary:
+def summary_of(domain: Domain, classes: int) -> DomainSummary:
+    """How much a domain holds of every class."""
     train, test = (part.y.bincount(minlength=classes) for part in (domain.train, domain.test))
     return DomainSummary(
         domain.name,
@@ -306,6 +362,8 @@ def _summary(domain: Domain, classes: int) -> DomainSummary:
         len(domain.test),
         tuple(train.tolist()),
         tuple(test.tolist()),
+        0 if domain.validation is None else len(domain.validation),
+        () if domain.validation is None else tuple(domain.validation.y.bincount(minlength=classes).tolist()),
     )
 
 

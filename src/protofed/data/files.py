@@ -1,47 +1,62 @@
 """Image files on disk as arrays of one shape: 8 and 16 bit, grey and colour, mixed sizes."""
 
-import warnings
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from statistics import median
-from typing import Any, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from PIL import Image, ImageOps, UnidentifiedImageError
 
+from protofed.data.decoding import BadImage, ImageHeader, Picture, changed, decode, decoder_warnings, header_of
 from protofed.data.images import Domain, Images, RawData
-from protofed.data.pixels import Pixels, empty_pixels, filled
+from protofed.data.pixels import Pixels, empty_pixels, filled, select
+from protofed.data.problems import Problem, refuse
 from protofed.errors import UserError
 from protofed.system import cores
 
-IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
 # Images of mixed sizes are brought to their median size, but never larger than this: a folder of photographs should
 # not fill the memory because nobody gave an image size.
 LARGEST_DEFAULT_SIDE = 256
 
 G = TypeVar("G", bound=Hashable)
-PixelReader = Callable[[Sequence[Path], tuple[int, int] | None, int], tuple[Pixels, list[str]]]
-"""Pixels uint8 [N, C, H, W] of image files, which belong to a data set of so many, and warnings."""
+R = TypeVar("R")
 
 _WORTH_THREADS = 16
-_GREY_MODES = ("1", "L", "LA", "La")
-_DEEP_MODES = ("I", "I;16", "I;16L", "I;16B", "I;16N")
+_NO_PIXELS = torch.zeros(0, 1, 4, 4, dtype=torch.uint8)
 
 
-@dataclass(frozen=True)
-class LabelledFile:
-    """One image file, the name of its class, and the part it belongs to."""
+class LabelledFile(NamedTuple):
+    """One image file, or a page of one, the name of its class, and the part it belongs to."""
 
-    path: Path
+    path: Path | str
     label: str
     part: str
+    page: int = 0
+    header: ImageHeader | None = None
+
+    @property
+    def picture(self) -> Picture:
+        """Where its pixels are."""
+        return Picture(Path(self.path), self.page, self.header)
+
+
+@dataclass(frozen=True, eq=False)
+class DecodedImages:
+    """What became of some image files: pixels uint8 [N, C, H, W] of those that can be read, and which these are."""
+
+    pixels: Pixels
+    kept: Sequence[int]
+    notes: Sequence[str] = ()
+    problems: Sequence[Problem] = ()
+
+
+PixelReader = Callable[[Sequence[Picture], tuple[int, int] | None, int], DecodedImages]
+"""Reads image files, which belong to a data set of so many, at a size or at one that they have in common."""
 
 
 def class_order(names: Iterable[str]) -> tuple[str, ...]:
@@ -52,26 +67,16 @@ def class_order(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(distinct))
 
 
-def is_image(path: Path) -> bool:
-    """Whether a file is to be read as an image; a DICOM file is refused, anything else is passed over."""
-    if path.name.startswith("."):
-        return False
-    suffix = path.suffix.lower()
-    if suffix in (".dcm", ".dicom") or (suffix not in IMAGE_SUFFIXES and _has_dicom_mark(path)):
-        raise UserError(f"{path}: DICOM files are not read; convert them to 8- or 16-bit PNG or TIFF first")
-    return suffix in IMAGE_SUFFIXES
-
-
 def majority_labels(groups: Sequence[G], labels: Sequence[str]) -> dict[G, str]:
     """The most frequent label of each group of samples; of equally frequent ones the first in the alphabet."""
-    counts: dict[G, Counter[str]] = {}
+    counts: defaultdict[G, Counter[str]] = defaultdict(Counter)
     for group, label in zip(groups, labels, strict=True):
-        counts.setdefault(group, Counter())[label] += 1
+        counts[group][label] += 1
     return {group: min(count, key=lambda label: (-count[label], label)) for group, count in counts.items()}
 
 
 def read_images(
-    paths: Sequence[Path], size: tuple[int, int] | None = None, together: int = 0
+    files: Sequence[Path | Picture], size: tuple[int, int] | None = None, together: int = 0
 ) -> tuple[Pixels, list[str]]:
     """Pixels uint8 [N, C, H, W] and warnings: colour if any image is, and of one size.
 
@@ -80,82 +85,128 @@ def read_images(
     holds all their values, so that their relative brightness stays and a 12-bit scan does not turn out black.
     `together` is how many images the data set has of which these are a part.
     """
-    with _decoder_warnings():
-        return _read_images(paths, size, max(together, len(paths)))
+    pictures = [file if isinstance(file, Picture) else Picture(file) for file in files]
+    read = decode_images(pictures, size, together)
+    refuse([replace(problem, severity="error") for problem in read.problems], "the data")
+    return read.pixels, list(read.notes)
 
 
-def _read_images(paths: Sequence[Path], size: tuple[int, int] | None, together: int) -> tuple[Pixels, list[str]]:
-    headers = [_header(path) for path in paths]
+def decode_images(pictures: Sequence[Picture], size: tuple[int, int] | None = None, together: int = 0) -> DecodedImages:
+    """As `read_images`, but files that cannot be read are left out, and told all together."""
+    problems: dict[int, Problem] = {}
+    with decoder_warnings():
+        headers = {p: header for p, picture in enumerate(pictures) if (header := _known(picture, p, problems))}
+        if not headers:
+            return DecodedImages(_NO_PIXELS, [], problems=list(problems.values()))
+        return _decode_known(pictures, headers, size, max(together, len(pictures)), problems)
+
+
+def _known(picture: Picture, position: int, problems: dict[int, Problem]) -> ImageHeader | None:
+    try:
+        return header_of(picture)
+    except BadImage as bad:
+        problems[position] = bad.problem
+        return None
+
+
+def _decode_known(
+    pictures: Sequence[Picture],
+    headers: Mapping[int, ImageHeader],
+    size: tuple[int, int] | None,
+    together: int,
+    problems: dict[int, Problem],
+) -> DecodedImages:
     notes: list[str] = []
     if size is None:
-        size = _common_size([header.size for header in headers])
-        if any(header.size != size for header in headers):
+        size = common_size([header.size for header in headers.values()])
+        if any(header.size != size for header in headers.values()):
             notes.append(f"images of different sizes were resized to {size[0]}x{size[1]}; --image-size sets another")
-    colour = any(header.colour for header in headers)
-    shape = (len(paths), 3 if colour else 1, *size)
+    rows = {position: row for row, position in enumerate(headers)}
+    shape = (len(rows), 3 if any(header.colour for header in headers.values()) else 1, *size)
     pixels = empty_pixels(shape, together * prod(shape[1:]))
-    places = {position: place for place, position in enumerate(p for p, header in enumerate(headers) if header.deep)}
+    places = {p: place for place, p in enumerate(p for p, header in headers.items() if header.deep)}
     deep_shape = (len(places), 1, *size)
     deep = empty_pixels(deep_shape, 4 * prod(deep_shape), np.float32)
 
-    def decode(position: int) -> float:
+    def place(position: int) -> float | Problem:
         """Into its place; the largest value of a deep image."""
-        header = headers[position]
-        values = _decode(paths[position], size, header)
+        try:
+            header, values = decode(pictures[position], size)
+            if not header.looks_like(headers[position]):
+                return changed(pictures[position].path)
+        except BadImage as bad:
+            return bad.problem
         if not header.deep:
-            pixels[position] = values
+            pixels[rows[position]] = values
             return 0.0
         deep[places[position]] = values
         return float(values.max())
 
-    peaks = _in_threads(decode, len(paths))
+    results = dict(zip(rows, in_threads(place, list(rows)), strict=True))
+    problems |= {position: found for position, found in results.items() if isinstance(found, Problem)}
     if places:
-        bits = depth(max(peaks))
-        for position, place in places.items():
-            pixels[position] = np.clip(np.rint(deep[place] * (255 / (2**bits - 1))), 0, 255)
+        bits = depth(max((peak for peak in map(results.get, places) if isinstance(peak, float)), default=0.0))
+        for position, row in ((p, rows[p]) for p in places if p not in problems):
+            pixels[row] = np.clip(np.rint(deep[places[position]] * (255 / (2**bits - 1))), 0, 255)
         if bits < 16:
             notes.append(shallow_note(bits))
-    return filled(pixels), notes
+    kept = [position for position in rows if position not in problems]
+    read = filled(pixels)
+    if len(kept) < len(rows):
+        read = select(read, torch.tensor([rows[position] for position in kept], dtype=torch.int64))
+    return DecodedImages(read, kept, notes, [problems[position] for position in sorted(problems)])
 
 
-def _in_threads(work: Callable[[int], float], count: int) -> list[float]:
-    """What the work gives for 0, 1, 2 ..., on all cores: decoders leave the interpreter to others while they run.
+def in_threads(work: Callable[[G], R], items: Sequence[G]) -> list[R]:
+    """What the work gives for each, on all cores: decoders leave the interpreter to others while they run.
 
-    No more is under way than there are cores. The first to fail ends it all.
+    No more is under way than there are cores. The first to raise ends it all.
     """
-    if count < _WORTH_THREADS:
-        return [work(number) for number in range(count)]
+    if len(items) < _WORTH_THREADS:
+        return [work(item) for item in items]
     with ThreadPoolExecutor(cores()) as pool:
-        return list(pool.map(work, range(count)))
+        return list(pool.map(work, items))
 
 
 def read_domains(
     files: Mapping[str, Sequence[LabelledFile]],
     classes: Sequence[str],
     size: tuple[int, int] | None,
-    read: PixelReader = read_images,
+    read: PixelReader = decode_images,
+    skip: bool = False,
+    where: object = "the data",
 ) -> RawData:
-    """The files of each domain as images, with warnings; every image gets `size`, or one common to its domain."""
+    """The files of each domain as images, with warnings; every image gets `size`, or one common to its domain.
+
+    Files that cannot be read are refused, all in one error, or left out with `skip`, each with a warning.
+    """
     index = {name: number for number, name in enumerate(classes)}
-    domains: dict[str, Domain] = {}
+    read_ones: dict[str, tuple[list[LabelledFile], Pixels]] = {}
     warnings: list[str] = []
+    problems: list[Problem] = []
     together = sum(map(len, files.values()))
     for name, members in files.items():
-        x, notes = read([file.path for file in members], size, together)
-        domains[name] = _make_domain(name, members, index, x)
-        warnings += [f"domain {name}: {note}" for note in notes]
+        found = read([file.picture for file in members], size, together)
+        read_ones[name] = [members[position] for position in found.kept], found.pixels
+        warnings += [f"domain {name}: {note}" for note in found.notes]
+        problems += found.problems
+    if not skip:
+        refuse([replace(problem, severity="error") for problem in problems], where)
+    warnings += [f"{problem.file} is left out: {problem.text}" for problem in problems]
+    domains = {name: _make_domain(name, members, index, x) for name, (members, x) in read_ones.items()}
     return RawData(tuple(classes), domains, warnings=tuple(warnings))
 
 
 def _make_domain(name: str, files: Sequence[LabelledFile], class_index: Mapping[str, int], x: Pixels) -> Domain:
     y = torch.tensor([class_index[file.label] for file in files], dtype=torch.int64)
     parts: dict[str, Images] = {}
-    for part in ("train", "test"):
+    for part in ("train", "test", "validation"):
         positions = [position for position, file in enumerate(files) if file.part == part]
-        if not positions:
+        if positions:
+            parts[part] = Images(x, y).take(positions)
+        elif part != "validation":
             raise UserError(f"domain {name} has no {part} images; put at least one image of it into {part}")
-        parts[part] = Images(x, y).take(positions)
-    return Domain(name, parts["train"], parts["test"])
+    return Domain(name, parts["train"], parts["test"], parts.get("validation"))
 
 
 def depth(peak: float) -> int:
@@ -168,80 +219,10 @@ def shallow_note(bits: int) -> str:
     return f"the 16-bit images use {bits} bits only and were scaled by that"
 
 
-@dataclass(frozen=True)
-class _Header:
-    size: tuple[int, int]
-    colour: bool
-    deep: bool
-
-
-def _header(path: Path) -> _Header:
-    """What an image is, without decoding its pixels."""
-    with _opened(path) as image:
-        return _describe(path, image)
-
-
-def _describe(path: Path, image: Image.Image) -> _Header:
-    mode, size = image.mode, (image.height, image.width)
-    if mode == "F":
-        raise UserError(f"{path}: images of floating-point numbers are not read; save it as an 8- or 16-bit image")
-    deep = mode in _DEEP_MODES
-    return _Header(size, not deep and mode not in _GREY_MODES, deep)
-
-
-def _common_size(sizes: Sequence[tuple[int, int]]) -> tuple[int, int]:
+def common_size(sizes: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """The size that images are brought to where nobody asks for one."""
     if len(set(sizes)) == 1:
         return sizes[0]
     height, width = (median(sides) for sides in zip(*sizes, strict=True))
     shrink = min(1.0, LARGEST_DEFAULT_SIDE / max(height, width))
     return max(4, round(height * shrink)), max(4, round(width * shrink))
-
-
-def _decode(path: Path, size: tuple[int, int], header: _Header) -> NDArray[Any]:
-    """Pixels [C, H, W] of one file at `size`, in the file's own range of values."""
-    with _opened(path) as opened:
-        if _describe(path, opened) != header:
-            raise UserError(f"{path} was changed while it was read; start again when nobody writes to the folder")
-        image = ImageOps.exif_transpose(opened)
-        image = image.convert("F" if header.deep else "RGB" if header.colour else "L")
-        if (image.height, image.width) != size:
-            image = image.resize((size[1], size[0]), Image.Resampling.BILINEAR)
-        values = np.asarray(image)
-    if header.deep and (values.min() < 0 or values.max() > 65535):
-        raise UserError(f"{path}: pixel values must lie between 0 and 65535; save it as an 8- or 16-bit image")
-    return values.transpose(2, 0, 1) if values.ndim == 3 else values[None]
-
-
-@contextmanager
-def _decoder_warnings() -> Iterator[None]:
-    """Inside: what decoders warn of is passed over, but an image of absurd size is an error.
-
-    Filters of warnings belong to the process: they are set here once, and not by the threads that decode.
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        warnings.simplefilter("error", Image.DecompressionBombWarning)
-        yield
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[Image.Image]:
-    """An opened image file; whatever its decoder raises becomes a UserError of one line."""
-    try:
-        with Image.open(path) as image:
-            yield image
-    except UserError:
-        raise
-    except Exception as problem:
-        # Damage can surface anywhere in a decoder, as any exception.
-        unknown = isinstance(problem, UnidentifiedImageError)
-        reason = "not an image" if unknown else str(problem).partition("\n")[0] or type(problem).__name__
-        raise UserError(f"{path}: the image cannot be read ({reason}); replace or remove the file") from None
-
-
-def _has_dicom_mark(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            return file.read(132)[128:] == b"DICM"
-    except OSError:
-        return False

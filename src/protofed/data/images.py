@@ -1,15 +1,16 @@
 """Labelled images, grouped by domain, and brought to one shape."""
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from protofed.data.names import check_site_name
 from protofed.data.normalise import Normalise
 from protofed.data.pixels import Pixels, StoredPixels, empty_pixels, filled, join, pieces, select
 from protofed.errors import UserError
@@ -17,9 +18,6 @@ from protofed.errors import UserError
 Indices = Tensor | np.ndarray | Sequence[int]
 
 LUMINANCE = (0.299, 0.587, 0.114)
-# Clients and their files are named after domains, results are keyed by them.
-_DOMAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
-_TAKEN_NAMES = ("average", "pooled", "held_out")
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +62,27 @@ class Domain:
     name: str
     train: Images
     test: Images
+    validation: Images | None = None
+    """What the site has set aside to validate on, where it has; never trained on."""
+
+    def mapped(self, change: Callable[[Images, str], Images]) -> "Domain":
+        """The same with every part changed, of which the name is given."""
+        validation = None if self.validation is None else change(self.validation, "validation")
+        return Domain(self.name, change(self.train, "train"), change(self.test, "test"), validation)
+
+
+@dataclass(frozen=True)
+class DataPlace:
+    """Where data was read, and how, so that it is found again and not taken for other data of the same name."""
+
+    path: str | None = None
+    """The folder, manifest or archive, absolute; None for data by name."""
+    root: str | None = None
+    """The data root, absolute, in which the name was found."""
+    fingerprint: str = ""
+    """Changes with the files, or with classes and numbers of images where there are none; not with their place."""
+    reading: Mapping[str, Any] = field(default_factory=dict)
+    """How every site was divided into training and test images, and what was asked for."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +94,10 @@ class RawData:
     source: str = ""
     licence: str = ""
     warnings: tuple[str, ...] = ()
+    fingerprint: str = ""
+    """Of the files it was read from; empty where there are none."""
+    reading: Mapping[str, Any] = field(default_factory=dict)
+    """How sites were divided into training and test images, where that was not given."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,14 +111,13 @@ class Dataset:
     source: str = ""
     warnings: tuple[str, ...] = ()
     licence: str = field(default="", kw_only=True)
+    place: DataPlace | None = field(default=None, kw_only=True)
+    """Where it was read; None where the images are elsewhere, or were made."""
 
     def __post_init__(self) -> None:
+        # Clients and their files are named after domains, results are keyed by them.
         for name in self.domains:
-            if not _DOMAIN_NAME.fullmatch(name) or name in _TAKEN_NAMES:
-                raise UserError(
-                    f"domain {name!r} needs another name: letters, digits and _ . - only, and none of "
-                    + ", ".join(_TAKEN_NAMES)
-                )
+            check_site_name(name)
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -123,30 +145,53 @@ class Dataset:
             start += len(domain.train)
         return where
 
+    @property
+    def validation_offsets(self) -> dict[str, range]:
+        """Where images lie that sites have set aside to validate on: behind the pooled training set."""
+        where: dict[str, range] = {}
+        start = sum(map(len, self.offsets.values()))
+        for name, domain in self.domains.items():
+            if domain.validation is not None:
+                where[name] = range(start, start + len(domain.validation))
+                start += len(domain.validation)
+        return where
+
     def pooled_train(self) -> Images:
         """The training images of all domains, in the order of the domains; partitions index into this."""
         return Images(join([domain.train.x for domain in self.domains.values()]), self.pooled_labels())
 
     def take_train(self, indices: Indices) -> Images:
-        """Training images by their place in the pooled training set, in that order; the rest is not touched."""
+        """Training images by their place in the pooled training set, in that order; the rest is not touched.
+
+        Images to validate on follow them, at the places in `validation_offsets`.
+        """
         positions = torch.as_tensor(indices, dtype=torch.int64)
-        missing = int(((positions < 0) | (positions >= sum(map(len, self.offsets.values())))).sum())
+        parts = self._parts()
+        missing = int(((positions < 0) | (positions >= sum(len(part) for part in parts))).sum())
         if missing:
             raise IndexError(f"{missing} of {len(positions)} positions are outside the training set")
-        if any(isinstance(domain.train.x, StoredPixels) for domain in self.domains.values()):
-            return self.pooled_train().take(positions)
+        if any(isinstance(part.x, StoredPixels) for part in parts):
+            everything = Images(join([part.x for part in parts]), torch.cat([part.y for part in parts]))
+            return everything.take(positions)
         # A client's images have one memory layout, however they were read and whoever else is there: otherwise
         # augmentation would round differently.
         x = torch.empty(len(positions), *self.image_shape, dtype=torch.uint8)
         y = torch.empty_like(positions)
-        for name, where in self.offsets.items():
-            here = (positions >= where.start) & (positions < where.stop)
+        start = 0
+        for part in parts:
+            here = (positions >= start) & (positions < start + len(part))
             if bool(here.all()):
-                whole = self.domains[name].train.take(positions - where.start)
+                whole = part.take(positions - start)
                 return Images(whole.x[:].contiguous(), whole.y)
-            part = self.domains[name].train.take(positions[here] - where.start)
-            x[here], y[here] = part.x[:], part.y
+            taken = part.take(positions[here] - start)
+            x[here], y[here] = taken.x[:], taken.y
+            start += len(part)
         return Images(x, y)
+
+    def _parts(self) -> list[Images]:
+        """The training images of every domain, then those to validate on."""
+        kept = [domain.validation for domain in self.domains.values() if domain.validation is not None]
+        return [*(domain.train for domain in self.domains.values()), *kept]
 
     def with_tests_in_training(self) -> "Dataset":
         """The same with every domain's test images behind its training images, and none to test on."""
@@ -169,7 +214,7 @@ class Dataset:
 def _all_in_training(domain: Domain) -> Domain:
     train, test = domain.train, domain.test
     merged = Images(join([train.x, test.x]), torch.cat([train.y, test.y]))
-    return Domain(domain.name, merged, test.take([]))
+    return Domain(domain.name, merged, test.take([]), domain.validation)
 
 
 def to_channels(x: Tensor, channels: int) -> Tensor:
@@ -205,7 +250,12 @@ def unify(
     """
     if channels not in (None, 1, 3):
         raise UserError(f"channels must be 1 or 3, not {channels}")
-    parts = [part for domain in domains.values() for part in (domain.train, domain.test)]
+    parts = [
+        part
+        for domain in domains.values()
+        for part in (domain.train, domain.test, domain.validation)
+        if part is not None
+    ]
     wanted_channels = channels or max(part.channels for part in parts)
     heights, widths = zip(*(part.size for part in parts), strict=True)
     wanted_size = square(image_size) or (max(heights), max(widths))
@@ -213,10 +263,10 @@ def unify(
     shape = (wanted_channels, *wanted_size)
     total = sum(map(len, parts)) * prod(shape)
 
-    def shaped(images: Images) -> Images:
+    def shaped(images: Images, _part: str) -> Images:
         return Images(to_shape(images.x, shape, total), images.y)
 
-    return {name: Domain(name, shaped(domain.train), shaped(domain.test)) for name, domain in domains.items()}
+    return {name: domain.mapped(shaped) for name, domain in domains.items()}
 
 
 def to_shape(x: Pixels, shape: tuple[int, int, int], total: int | None = None) -> Pixels:

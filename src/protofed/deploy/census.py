@@ -5,7 +5,7 @@ them, as many of each class as their site says it holds; they share one zero, so
 own images in their place, and so both sides prepare the same run.
 """
 
-from collections import Counter
+import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
@@ -16,8 +16,11 @@ from pydantic import Field
 
 from protofed.clients.wire import Name, checked
 from protofed.data import Dataset, Domain, Images, Normalise
+from protofed.data.labels import alike_classes
 from protofed.errors import BadMessage, UserError
 from protofed.text import printable
+
+log = logging.getLogger("protofed")
 
 _MOST_CLASSES = 10_000
 _MOST_IMAGES = 10_000_000
@@ -76,45 +79,49 @@ class Census:
 
     @classmethod
     def of(cls, hellos: Mapping[str, Hello], shape: tuple[int, int, int] | None = None) -> "Census":
-        """What the sites agree on; one that differs is named. Shapes may differ where the run fixes one."""
-        first, model = _like_most(hellos, shape is None)
+        """What the sites have together: classes are joined by name, images brought to one shape."""
+        if different := cls.differing(hellos):
+            raise UserError(next(iter(different.values())))
+        alike = alike_classes({name: set(hello.classes) for name, hello in hellos.items()})
+        if alike:
+            raise UserError(f"{alike[0].text}; give --labels at the sites, or rename the classes there")
+        classes = tuple(dict.fromkeys(label for hello in hellos.values() for label in hello.classes))
         for name, hello in hellos.items():
-            cls._compare(name, hello, first, model, shape is None)
-        return cls(model.classes, shape or model.image_shape, dict(hellos))
+            lacking = [label for label in classes if label not in hello.classes]
+            if lacking:
+                log.warning("%s has no class %s", name, ", ".join(lacking))
+        shapes = [hello.image_shape for hello in hellos.values()]
+        channels, height, width = (max(sides) for sides in zip(*shapes, strict=True))
+        return cls(classes, shape or (channels, height, width), dict(hellos))
 
     @classmethod
-    def differing(cls, hellos: Mapping[str, Hello], shape: tuple[int, int, int] | None = None) -> dict[str, str]:
-        """The sites that are not like most of the others, and in what."""
-        first, model = _like_most(hellos, shape is None)
+    def differing(cls, hellos: Mapping[str, Hello]) -> dict[str, str]:
+        """The sites that cannot take part with the others, and why."""
         different = {}
         for name, hello in hellos.items():
             try:
-                cls._compare(name, hello, first, model, shape is None)
+                cls._compare(name, hello)
+                _refuse_stranger(name, hello, [each for other, each in hellos.items() if other != name])
             except UserError as problem:
                 different[name] = printable(str(problem))
         return different
 
-    def with_site(self, name: str, hello: Hello, fixed: bool) -> "Census":
-        """With one more, which must be like the others."""
-        first, model = next(iter(self.sites.items()))
-        self._compare(name, hello, first, model, not fixed)
+    def with_site(self, name: str, hello: Hello) -> "Census":
+        """With one more, which has no class that the others lack."""
+        self._compare(name, hello)
+        strange = [label for label in hello.classes if label not in self.classes]
+        if strange:
+            raise UserError(
+                f"{name} has the class {strange[0]}, the run has {', '.join(self.classes)}; "
+                "--labels at the site regroups them"
+            )
         return replace(self, sites=dict(sorted({**self.sites, name: hello}.items())))
 
     @staticmethod
-    def _compare(name: str, hello: Hello, first: str, model: Hello, shapes_too: bool) -> None:
+    def _compare(name: str, hello: Hello) -> None:
         if hello.protofed != version("protofed"):
             raise UserError(
                 f"{name} runs protofed {hello.protofed}, the server {version('protofed')}; install the same"
-            )
-        if hello.classes != model.classes:
-            raise UserError(
-                f"{name} has the classes {_named(hello)}, {first} has {_named(model)}; "
-                "sites need the same classes (--labels at the site regroups them, --classes names those it lacks)"
-            )
-        if shapes_too and hello.image_shape != model.image_shape:
-            raise UserError(
-                f"the images of {name} are {_shape(hello)}, those of {first} {_shape(model)}; give --image-size and "
-                "--set data.channels=1 or 3 to bring them to one shape"
             )
 
     def dataset(self, normalise: str | None, own: Domain | None = None) -> Dataset:
@@ -122,10 +129,12 @@ class Census:
         channels = self.image_shape[0]
         normalisation = Normalise.named(normalise, channels) if normalise else Normalise.default(channels)
         domains = {
-            name: Domain(name, self._blank(hello.train), self._blank(hello.test)) for name, hello in self.sites.items()
+            name: Domain(name, self._blank(hello, hello.train), self._blank(hello, hello.test))
+            for name, hello in self.sites.items()
         }
         if own is not None:
-            domains[own.name] = own
+            places = self._places(self.sites[own.name])
+            domains[own.name] = own.mapped(lambda images, _: Images(images.x, places[images.y]))
         return Dataset("sites", self.classes, domains, normalisation, source="held by the sites")
 
     def as_dict(self) -> dict[str, Any]:
@@ -138,25 +147,21 @@ class Census:
         census: Census = checked(cls, content, sender, "census")
         return census
 
-    def _blank(self, counts: tuple[int, ...]) -> Images:
-        labels = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    def _places(self, hello: Hello) -> torch.Tensor:
+        """The number that each class of a site has in the run."""
+        return torch.tensor([self.classes.index(label) for label in hello.classes])
+
+    def _blank(self, hello: Hello, counts: tuple[int, ...]) -> Images:
+        labels = torch.repeat_interleave(self._places(hello), torch.tensor(counts))
         pixel = torch.zeros(1, 1, 1, 1, dtype=torch.uint8)
         return Images(pixel.expand(len(labels), *self.image_shape), labels)
 
 
-def _like_most(hellos: Mapping[str, Hello], shapes_too: bool) -> tuple[str, Hello]:
-    """The first of those whose images can be used together with most others', and its name."""
-
-    def kind(hello: Hello) -> tuple[object, ...]:
-        return hello.protofed == version("protofed"), hello.classes, hello.image_shape if shapes_too else None
-
-    ((most, _),) = Counter(kind(hello) for hello in hellos.values()).most_common(1)
-    return next((name, hello) for name, hello in hellos.items() if kind(hello) == most)
-
-
-def _shape(hello: Hello) -> str:
-    return "x".join(str(side) for side in hello.image_shape)
-
-
-def _named(hello: Hello) -> str:
-    return printable(", ".join(hello.classes))
+def _refuse_stranger(name: str, hello: Hello, others: list[Hello]) -> None:
+    """Raise where a site has no class that any other has."""
+    known = {label for other in others for label in other.classes}
+    if known and not known & set(hello.classes):
+        raise UserError(
+            f"{name} has the classes {', '.join(hello.classes)}, and no other site has any of them "
+            f"({', '.join(sorted(known))}); --labels at the site regroups them"
+        )

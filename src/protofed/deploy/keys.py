@@ -9,13 +9,13 @@ A folder of keys has one folder for each party, and each party needs nothing but
 
 import ipaddress
 import json
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from protofed.data.names import check_site_name, one_form
 from protofed.deploy.flower import public_key_bytes
 from protofed.errors import UserError
 from protofed.system import make_private, write_atomically
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
     from cryptography.x509 import Certificate
 
-_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
-_TAKEN = ("average", "pooled", "held_out")
 _DAYS = 3650
 _REVOKED = ".revoked"
 
@@ -67,12 +65,9 @@ class ServerKeys:
 
 def make_keys(folder: Path, server: str, sites: Iterable[str]) -> list[Path]:
     """Make what is missing, and keep what is there; the folders of the sites that are new."""
-    names = list(sites)
+    names = [one_form(name) for name in sites]
     for name in names:
-        if not _NAME.fullmatch(name) or name in _TAKEN:
-            raise UserError(
-                f"site {name!r} needs another name: letters, digits and _ . - only, not {', '.join(_TAKEN)}"
-            )
+        check_site_name(name, "site")
     host, port = host_and_port(server)
     if not (folder / "server" / "server.pem").exists():
         _make_server(folder, host)

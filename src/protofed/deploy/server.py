@@ -152,8 +152,8 @@ class _Server:
         return census
 
     def _alike(self, hellos: dict[str, Hello]) -> dict[str, Hello]:
-        """Without those whose images do not go with most others', where --min-sites lets the run begin without them."""
-        different = Census.differing(hellos, self._fixed_shape([hello.image_shape for hello in hellos.values()]))
+        """Without those that cannot take part with the others, where --min-sites lets the run begin without them."""
+        different = Census.differing(hellos)
         if len(hellos) - len(different) < (self._limits.min_sites or len(hellos)):
             return hellos  # what is wrong is for the operator to put right
         for name, reason in different.items():
@@ -215,7 +215,7 @@ class _Server:
         channels = self._options.settings_for("data").get("channels")
         options = resolved(self._options, min(shapes, key=lambda shape: min(shape[1:])))
         side = options.image_size
-        if side is None or (channels is None and options.weights != "imagenet"):
+        if side is None:
             return None
         return int(channels or max(shape[0] for shape in shapes)), side, side
 
@@ -286,7 +286,7 @@ class _Server:
         for name, hello in hellos.items():
             before = self._engine.terms
             try:
-                larger = census.with_site(name, hello, self._fixed_shape([hello.image_shape]) is not None)
+                larger = census.with_site(name, hello)
                 assembly = self._agree(larger)
                 federation.admit(assembly.prepared)
             except (UserError, BadMessage) as problem:

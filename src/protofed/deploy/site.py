@@ -37,7 +37,7 @@ from protofed.clients import (
     pack,
     refusal_in,
 )
-from protofed.data import Dataset, Domain, Images, load
+from protofed.data import Dataset, Images, ReadOptions, load
 from protofed.deploy.census import Hello
 from protofed.deploy.ledger import SiteLedger
 from protofed.deploy.policy import Policy, Refused
@@ -64,20 +64,24 @@ class SiteData:
     labels: str | None = None
     classes: str | None = None
     """All classes of the federation, where the site lacks some."""
+    reading: ReadOptions | None = None
 
     def read(self, name: str, shape: tuple[int, int, int] | None = None) -> Dataset:
         """The images as one domain with the name of the site, in their own shape or the one asked for."""
         channels, size = (None, None) if shape is None else (shape[0], shape[1:])
-        dataset = load(self.spec, labels=self.labels, channels=channels, image_size=size)
+        dataset = load(self.spec, labels=self.labels, channels=channels, image_size=size, reading=self.reading)
         if len(dataset.domains) != 1:
             raise UserError(f"{self.spec} holds the domains {', '.join(dataset.domains)}; a site has one, its own")
         (domain,) = dataset.domains.values()
         classes = self._class_names(dataset.classes)
         place = {own: classes.index(own) for own in dataset.classes}
-        train, test = (
-            _relabelled(part, [place[own] for own in dataset.classes]) for part in (domain.train, domain.test)
-        )
-        return replace(dataset, classes=classes, domains={name: Domain(name, train, test)})
+        places = [place[own] for own in dataset.classes]
+        # The server counts training and test images only.
+        kept, warnings = domain.validation, dataset.warnings
+        if kept is not None:
+            warnings += (f"{len(kept)} images to validate on are not used in a deployment; move them to train",)
+        mine = replace(domain, name=name, validation=None).mapped(lambda images, _: _relabelled(images, places))
+        return replace(dataset, classes=classes, domains={name: mine}, warnings=warnings)
 
     def _class_names(self, own: Sequence[str]) -> tuple[str, ...]:
         if self.classes is None:

@@ -52,6 +52,7 @@ def embed(
     label: str | None = None,
     samples: int = 600,
     hausdorff: bool = False,
+    data_root: str | Path | None = None,
 ) -> dict[str, Any]:
     """Draw the features of test images for runs on the same data, a row per run and a column per round.
 
@@ -62,7 +63,10 @@ def embed(
         raise UserError("embed needs a run folder, or several on the same data")
     folder = Path(out)
     with one_thread():
-        rows = [[OpenRun(path, done=done, with_data=True) for done in _moments(path, rounds)] for path in runs]
+        rows = [
+            [OpenRun(path, done=done, with_data=True, data_root=data_root) for done in _moments(path, rounds)]
+            for path in runs
+        ]
         _refuse_unlike(rows)
         first = rows[0][0]
         test_images = _test_images(first, domains, label, samples)

@@ -72,6 +72,7 @@ def explain(
     evidence: str = "auto",
     shifts: int = 1,
     model_of: str = LAST,
+    data_root: str | Path | None = None,
 ) -> dict[str, Any]:
     """Explain what the models of a run say about images; pictures, a page and `explanations.json` go to `out`.
 
@@ -81,7 +82,8 @@ def explain(
     lets clients find the training patches their part prototypes come nearest to, which are then shown beside them;
     `projected` asks the models with the prototypes moved there, which may cost accuracy. `evidence` is `exact`,
     `prototypes` or `auto` (see `kind_of_evidence`), `shifts` makes exact maps as many times finer. Only `domain` and
-    `project` need the run's data; `out` is `explanations` in the run folder unless given.
+    `project` need the run's data, which `data_root` helps to find; `out` is `explanations` in the run folder unless
+    given.
     """
     if (images is None) == (domain is None):
         raise UserError("give the images to explain: --images FOLDER, or --domain NAME for test images of the run")
@@ -90,8 +92,8 @@ def explain(
     with one_thread():
         if model_of != LAST and (project or projected):
             raise UserError("clients project the models of the last round; leave --model-of or the projection out")
-        accuracies = _project_now(run) if project else None
-        opened = OpenRun(run, model_of=model_of, with_data=domain is not None)
+        accuracies = _project_now(run, data_root) if project else None
+        opened = OpenRun(run, model_of=model_of, with_data=domain is not None, data_root=data_root)
         selected = (
             from_domain(opened, domain, count, label)
             if domain is not None
@@ -108,9 +110,9 @@ def explain(
     return content
 
 
-def _project_now(run: str | Path) -> dict[str, Any]:
+def _project_now(run: str | Path, data_root: str | Path | None) -> dict[str, Any]:
     """Let every client project its part prototypes onto its own training patches; accuracy before and after."""
-    opened = OpenRun(run, with_data=True)
+    opened = OpenRun(run, with_data=True, data_root=data_root)
     if "prototypes" not in opened.context.model.stage_names:
         raise UserError(f"{opened.config['method']['name']} has no part prototypes to project; leave --project out")
     folder = opened.run.folder

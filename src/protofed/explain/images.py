@@ -6,7 +6,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from protofed.data.files import is_image, read_images
+from protofed.data.decoding import IMAGE_KINDS, is_image
+from protofed.data.files import read_images
 from protofed.data.images import to_channels
 from protofed.data.labels import class_number
 from protofed.errors import UserError, unknown_name
@@ -30,7 +31,7 @@ def from_files(opened: OpenRun, path: Path, count: int | None = None) -> Selecte
         raise UserError(f"there is no {path}; --images takes a folder of images or one image file")
     files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file() and is_image(file))
     if not files:
-        raise UserError(f"{path} holds no images (png, jpg, tif, bmp)")
+        raise UserError(f"{path} holds no images ({IMAGE_KINDS})")
     files = files[:count]
     channels, height, width = opened.context.dataset.image_shape
     pixels, _ = read_images(files, (height, width))

@@ -7,7 +7,20 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from protofed.clients import Absent, Evaluate, Failed, Job, Predict, Predicted, Project, Projected, RunContext, Score
+from protofed.clients import (
+    Absent,
+    DiskFailed,
+    Evaluate,
+    Failed,
+    Job,
+    Predict,
+    Predicted,
+    Project,
+    Projected,
+    RunContext,
+    Score,
+)
+from protofed.errors import UserError
 from protofed.federation.engine import Engine
 from protofed.federation.predictions import KeptScore, ScoredImages, kept_predictions, together
 from protofed.method import Method
@@ -299,6 +312,8 @@ class Evaluator:
                 subject = getattr(job, "client", None) or getattr(job, "domain", None)
                 self._absences.append({"client": str(subject), "event": "not evaluated", "reason": result.reason})
                 continue
+            if isinstance(result, DiskFailed):
+                raise UserError(result.reason)
             if not isinstance(result, kind):
                 assert isinstance(result, Failed)
                 raise RuntimeError(f"{job} failed: {result.reason}\n{result.trace}")

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from protofed.clients import Failed, Job, Prepared, Result, Train, Trained, TrainedGroup, TrainGroup
-from protofed.errors import BadMessage, NotFinite
+from protofed.clients import DiskFailed, Failed, Job, Prepared, Result, Train, Trained, TrainedGroup, TrainGroup
+from protofed.errors import BadMessage, NotFinite, UserError
 from protofed.federation.door import Door, refused
 from protofed.guards import SecureTally
 from protofed.records import Bytes, Record, Sums, Tally, Weights, decode
@@ -56,7 +56,9 @@ class Exchange:
         return {} if failure is None else {job.client: failure}
 
     def leave_out(self, client: str, failure: Failed) -> None:
-        """Note that a client's upload is not used, and why."""
+        """Note that a client's upload is not used, and why; not where the disk of this machine is at fault."""
+        if isinstance(failure, DiskFailed):
+            raise UserError(failure.reason)
         log.warning("%s is left out of this round: %s", client, failure.reason)
         self.failures.append(failure)
         not_finite = {"not_finite": True} if failure.not_finite else {}

@@ -27,6 +27,20 @@ from protofed.system import one_thread, write_atomically
 
 DEFAULT_ROUNDS = 20
 _KEPT_DATA_SETTINGS = ("augment", "normalise", "validation")
+_OF_THE_FEDERATION = (
+    "data_root",
+    "domains",
+    "labels",
+    "test_share",
+    "group_by",
+    "pages",
+    "clients",
+    "fraction",
+    "samples_per_client",
+    "plan",
+    "snapshot_rounds",
+)
+"""Options of the run that say nothing about a newcomer."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +97,7 @@ def join(
     Where the run's head was computed from sums over sites, the newcomer's are added instead, and `out` becomes the
     folder of a run in which it took part. Otherwise it begins with the global model where there is one; with `weights`,
     a backbone and a fresh head; with `model`, an architecture of its own, where nothing but prototypes is exchanged.
-    `own` are options that say how data is read.
+    `own` are further options, which go before those of the run.
     """
     folder = Path(out)
     if folder.exists():
@@ -129,17 +143,13 @@ def _options(
     names, own_network = network.names, model not in (None, network.names[0])
     options = {
         **stored,
+        **dict.fromkeys(_OF_THE_FEDERATION),
         "data": data,
-        "data_root": None,
-        "domains": None,
-        "labels": None,
-        "clients": None,
-        "fraction": None,
-        "samples_per_client": None,
         "participation": 1.0,
-        "plan": None,
         "rounds": rounds,
         "ensemble": False,
+        "project": False,
+        "keep_messages": False,
         "engine": "loop",
         "protocol": "one-per-domain",
         "image_size": height,
@@ -148,8 +158,8 @@ def _options(
         "weights": weights if weights is not None or own_network else network.weights,
         "train": None if own_network else network.train,
         "views": None if own_network else stored.get("views"),
-        "set": {**settings, "data.channels": str(channels)},
-        **{name: value for name, value in own.items() if value is not None},
+        **{name: value for name, value in own.items() if value is not None and name != "set"},
+        "set": {**settings, "data.channels": str(channels), **make_options({"set": own.get("set") or {}}).set},
     }
     return make_options(options)
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -43,6 +43,7 @@ from protofed.runs.network import (
     restore_backbone,
 )
 from protofed.runs.options import Options, make_options
+from protofed.runs.place import data_here, place_record
 from protofed.seeding import keyed_torch
 from protofed.settings import SettingInfo, checked
 
@@ -56,6 +57,8 @@ _DATA_SETTINGS = {
         "holdout": float,
         "merge_test": bool,
         "min_size": int,
+        "split_seed": int,
+        "unreadable": Literal["refuse", "skip"],
         "validation": Annotated[float, Field(ge=0, lt=1)],
     }.items()
 }
@@ -96,6 +99,27 @@ class Assembly:
         wanted = type(self.context.method).run_defaults
         return {name: value for name, value in wanted.items() if getattr(self.options, name) == value}
 
+    def _data(self) -> dict[str, Any]:
+        dataset = self.context.dataset
+        return {
+            "name": dataset.name,
+            "source": dataset.source,
+            "licence": dataset.licence,
+            "classes": list(dataset.classes),
+            "image_shape": list(dataset.image_shape),
+            "normalise": asdict(dataset.normalise),
+            "augment": str(self.context.augment),
+            "domains": {
+                name: {
+                    "train": len(domain.train),
+                    "test": len(domain.test),
+                    **({} if domain.validation is None else {"validation": len(domain.validation)}),
+                }
+                for name, domain in dataset.domains.items()
+            },
+            "place": place_record(dataset),
+        }
+
     def description(self) -> dict[str, Any]:
         """Everything resolved, as run.json has it; but for the engine nothing in it depends on when or where."""
         context, options = self.context, self.options
@@ -109,19 +133,7 @@ class Assembly:
                 "run_defaults": self.run_defaults,
                 "starts_from_means": self.starts_from_means,
             },
-            "data": {
-                "name": dataset.name,
-                "source": dataset.source,
-                "licence": dataset.licence,
-                "classes": list(dataset.classes),
-                "image_shape": list(dataset.image_shape),
-                "normalise": asdict(dataset.normalise),
-                "augment": str(context.augment),
-                "domains": {
-                    name: {"train": len(domain.train), "test": len(domain.test)}
-                    for name, domain in dataset.domains.items()
-                },
-            },
+            "data": self._data(),
             "partition": {
                 "protocol": partition.protocol,
                 "hash": partition.hash,
@@ -196,6 +208,8 @@ def assemble(options: Options, clients_folder: Path, dataset: Dataset | None = N
     augment = data_settings.pop("augment", None)
     data_settings.pop("validation", None)  # see _validation
     channels, normalise = data_settings.pop("channels", None), data_settings.pop("normalise", None)
+    for key in ("split_seed", "unreadable"):  # of `Options.reading`
+        data_settings.pop(key, None)
     dataset = dataset or load(
         options.data,
         data_root=options.data_root,
@@ -205,6 +219,7 @@ def assemble(options: Options, clients_folder: Path, dataset: Dataset | None = N
         channels=channels,
         normalise=normalise,
         options=own_settings,
+        reading=options.reading(),
     )
     refuse_unsuited(options.metric, dataset.classes)
     network = choose_network(options, dataset.image_shape, type(method))
@@ -268,8 +283,10 @@ def dealing_of_preset(cls: type[Method], preset: str | None, protocol: str | Non
     return preset_settings(cls, preset, "data") if deals_by_label(protocol) else {}
 
 
-def reopened_options(config: Mapping[str, Any]) -> Options:
-    """The options of a run that is opened again, maybe on another machine than it ran on."""
+def reopened_options(
+    config: Mapping[str, Any], data_root: str | Path | None = None, finds_data: bool = False
+) -> Options:
+    """The options of a run that is opened again, maybe on another machine or from another folder than it ran on."""
     network = network_of(config)
     network_options = {
         "model": ",".join(network.names),
@@ -277,7 +294,8 @@ def reopened_options(config: Mapping[str, Any]) -> Options:
         "train": network.train,
         "views": None,
     }
-    return make_options({**config["options"], **network_options, "device": "cpu", "engine": "loop"})
+    place = data_here(config, data_root) if finds_data else {}
+    return make_options({**config["options"], **network_options, **place, "device": "cpu", "engine": "loop"})
 
 
 def reassemble(config: Mapping[str, Any], folder: Path) -> Assembly:
@@ -306,7 +324,9 @@ def _black_images(config: Mapping[str, Any], partition: Partition) -> Dataset:
     domains = {}
     for name, y in zip(data["domains"], torch.split(labels, sizes), strict=True):
         images = Images(black.expand(len(y), -1, -1, -1), y)
-        domains[name] = Domain(name, images, images)
+        kept = data["domains"][name].get("validation", 0)
+        beside = Images(black.expand(kept, -1, -1, -1), torch.zeros(kept, dtype=torch.int64)) if kept else None
+        domains[name] = Domain(name, images, images, beside)
     normalise = Normalise(tuple(data["normalise"]["mean"]), tuple(data["normalise"]["std"]))
     return Dataset(data["name"], tuple(data["classes"]), domains, normalise, data["source"], licence=data["licence"])
 
@@ -380,6 +400,7 @@ def _warnings(options: Options, network: Network, prepared: Prepared) -> tuple[s
         *context.partition.warnings,
         *_random_parts(options, network, context),
         *_own_rule(options, context.method),
+        *_unused_validation(options, context),
         *_own_plan(options, context),
         *_unguarded_start(options, context),
         *_cautions(options, context),
@@ -470,6 +491,17 @@ def _own_rule(options: Options, method: Method) -> list[str]:
     if options.train is None or method.trains_backbone:
         return []
     return [f"{options.method} trains what its paper says, whatever --train says"]
+
+
+def _unused_validation(options: Options, context: RunContext) -> list[str]:
+    """A warning where sites have set images aside that nobody validates on."""
+    kept = sum(map(len, context.dataset.validation_offsets.values()))
+    if context.validation or not kept:
+        return []
+    return [
+        f"{kept} images that sites keep to validate on are not used: {options.method} wants none; "
+        "--set data.validation=0.1 validates on them"
+    ]
 
 
 def _refuse_impossible(options: Options, network: Network, prepared: Prepared) -> None:

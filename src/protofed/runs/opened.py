@@ -33,6 +33,7 @@ from protofed.models import Split, load_weights
 from protofed.models.net import Net
 from protofed.records import ClassTable, Features, Record, decode, decode_file
 from protofed.runs.assembly import assemble, reassemble, reopened_options
+from protofed.runs.place import refuse_other_images
 
 LAST = "last"
 MODELS_OF = (LAST, BEST)
@@ -162,7 +163,13 @@ class OpenRun:
     """One finished run after its last or its best round, or one of its snapshots (`done`: after how many rounds)."""
 
     def __init__(
-        self, path: str | Path, *, done: int | None = None, model_of: str = LAST, with_data: bool = False
+        self,
+        path: str | Path,
+        *,
+        done: int | None = None,
+        model_of: str = LAST,
+        with_data: bool = False,
+        data_root: str | Path | None = None,
     ) -> None:
         self.run = Run(path)
         self.config = self.run.config
@@ -181,6 +188,7 @@ class OpenRun:
         self._is_copy = self._place != self.run.path
         self.with_data = with_data
         """Whether its context has the images of the run."""
+        self._data_root = data_root
 
     @property
     def classes(self) -> list[str]:
@@ -206,7 +214,10 @@ class OpenRun:
     def prepared(self) -> Prepared:
         """The federation as it was before its first round."""
         if self.with_data:
-            return assemble(reopened_options(self.config), self.run.folder.clients).prepared
+            options = reopened_options(self.config, self._data_root, finds_data=True)
+            prepared = assemble(options, self.run.folder.clients).prepared
+            refuse_other_images(prepared.context.dataset, self.config)
+            return prepared
         return reassemble(self.config, self.run.path).prepared
 
     @property

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from protofed.clients import FROZEN
+from protofed.data import ReadOptions
 from protofed.engines import ENGINES
 from protofed.errors import UserError, unknown_name
 from protofed.method import Plan, epochs_in
@@ -36,7 +37,16 @@ class Options(BaseModel):
     data: str = Field("digits", description="a data set's name, a folder of DOMAIN.npz or class folders, or a manifest")
     data_root: str | None = Field(None, description="where data sets lie by name (or PROTOFED_DATA)")
     domains: str | None = Field(None, description="use only these domains, for example mnist,usps")
-    labels: str | None = Field(None, description='regroup classes, for example "0=healthy,1-4=diseased"')
+    labels: str | None = Field(
+        None, description='regroup classes: "0=healthy,1-4=diseased", or a csv file with the columns label and class'
+    )
+    test_share: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        None, description="what sites without test images keep to test on, by patient where known (default: 0.2)"
+    )
+    group_by: str | None = Field(
+        None, description="images that stay on one side: folder | none | a regular expression for file names"
+    )
+    pages: str | None = Field(None, description="of files with several: all | first | 1,3-5 (default: all)")
     protocol: str | None = Field(
         None,
         description="domains | equal=N | one-per-domain | leave-out=DOMAIN | dirichlet=0.3,clients=10 | iid=5 | "
@@ -130,6 +140,12 @@ class Options(BaseModel):
         """A run that goes on from another folder must find its data, and is the same run."""
         return None if value is None else str(Path(value).expanduser().resolve())
 
+    @field_validator("labels")
+    @classmethod
+    def _one_name_for_a_file(cls, value: str | None) -> str | None:
+        """A file of labels is found from other folders, too."""
+        return str(Path(value).expanduser().resolve()) if value and Path(value).expanduser().is_file() else value
+
     @field_validator("snapshot_rounds")
     @classmethod
     def _rounds_listed(cls, value: str | None) -> str | None:
@@ -145,7 +161,15 @@ class Options(BaseModel):
         return value
 
     @field_validator(
-        "domains", "clients", "fraction", "samples_per_client", "plan", "guard", "snapshot_rounds", mode="before"
+        "domains",
+        "clients",
+        "fraction",
+        "samples_per_client",
+        "plan",
+        "guard",
+        "pages",
+        "snapshot_rounds",
+        mode="before",
     )
     @classmethod
     def _as_text(cls, value: object) -> object:
@@ -194,6 +218,13 @@ class Options(BaseModel):
             weight_decay=self.weight_decay,
             schedule=self.schedule,
         )
+
+    def reading(self) -> ReadOptions:
+        """How image files are read."""
+        own = self.settings_for("data")
+        chosen = {"split_seed": int(own["split_seed"])} if "split_seed" in own else {}
+        unreadable = {"unreadable": own["unreadable"]} if "unreadable" in own else {}
+        return ReadOptions(self.test_share, self.group_by, self.pages, **chosen, **unreadable)  # type: ignore[arg-type]
 
     def snapshots(self) -> frozenset[int]:
         """The rounds after which a snapshot is kept."""

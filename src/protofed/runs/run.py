@@ -19,6 +19,7 @@ from protofed.runs.metrics import run_metrics
 from protofed.runs.network import keep_backbone
 from protofed.runs.opened import Run
 from protofed.runs.options import Options, make_options
+from protofed.runs.place import data_here, refuse_other_images
 from protofed.runs.summary import Status, summarise_run
 from protofed.system import one_thread
 
@@ -63,7 +64,7 @@ def run(
         Run(out).refuse_damaged()
         stored = Run(out).options
         refuse_changes(stored, given, MAY_CHANGE | EXTENDS)
-        given = {**stored, **_engine_of(Run(out)), **given}
+        given = {**stored, **data_here(Run(out).config, given.get("data_root")), **_engine_of(Run(out)), **given}
     resolved = make_options(given)
     folder = RunFolder(Path(out) if out is not None else _free_name(resolved))
     if not resume:
@@ -72,6 +73,7 @@ def run(
         assembly = assemble(resolved, folder.clients)
         refuse_if_too_large(assembly)
         if resume:
+            refuse_other_images(assembly.context.dataset, Run(folder.path).config)
             folder.lock()
         else:
             folder.create()
@@ -85,6 +87,10 @@ def run(
             recipe = ClientSideRecipe.of(assembly)
             engine = make_engine(assembly.engine, assembly.prepared, recipe)
             return carry_out(assembly, folder, resume, list(callbacks), engine)
+        except OSError:
+            if not Run(folder.path).begun:
+                folder.discard()  # nothing has happened in it, and the same command may be given again
+            raise
         finally:
             folder.release()
 

@@ -4,7 +4,7 @@ import csv
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from protofed.data.files import IMAGE_SUFFIXES
+from protofed.data.decoding import IMAGE_SUFFIXES
 from protofed.errors import UserError
 
 Row = dict[str, str]

@@ -8,10 +8,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from protofed.data.files import LabelledFile, is_image, majority_labels, read_domains, read_images
+from protofed.data.decoding import Picture, is_image
+from protofed.data.files import DecodedImages, LabelledFile, decode_images, majority_labels, read_domains, read_images
 from protofed.data.fundus import circle_crop
 from protofed.data.images import RawData, to_channels, to_size
-from protofed.data.pixels import Pixels, empty_pixels, filled
+from protofed.data.pixels import empty_pixels, filled
 from protofed.data.sources.source import Size
 from protofed.errors import UserError
 from protofed.seeding import numpy_generator
@@ -80,10 +81,10 @@ def read_files(
     for file in (file for members in files.values() for file in members):
         if file.label not in classes:
             raise UserError(f"{file.path}: class {file.label!r} is none of {', '.join(classes)}")
-    return read_domains(files, classes, size, _read_cropped if crop else read_images)
+    return read_domains(files, classes, size, _read_cropped if crop else decode_images)
 
 
-def _read_cropped(paths: Sequence[Path], size: Size, together: int) -> tuple[Pixels, list[str]]:
+def _read_cropped(paths: Sequence[Picture], size: Size, together: int) -> DecodedImages:
     target = size or PHOTO_SIZE
     shape = (len(paths), 3, *target)
     array = empty_pixels(shape, together * prod(shape[1:]))
@@ -93,7 +94,8 @@ def _read_cropped(paths: Sequence[Path], size: Size, together: int) -> tuple[Pix
         disc = _disc(photograph, target)
         failed += disc is None
         array[position] = (to_size(photograph, target)[0] if disc is None else disc).numpy()
-    return filled(array), [f"no circle was found in {failed} images, which were resized whole"] if failed else []
+    notes = [f"no circle was found in {failed} images, which were resized whole"] if failed else []
+    return DecodedImages(filled(array), range(len(paths)), notes)
 
 
 def _disc(photograph: Tensor, size: tuple[int, int]) -> Tensor | None:

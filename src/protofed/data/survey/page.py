@@ -1,0 +1,162 @@
+"""One self-contained page about some data: what to look at, counts, pictures, histograms, every problem."""
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from protofed.data.survey.report import DataReport, SiteFacts
+from protofed.pages.elements import plain_table, png_source
+from protofed.pages.markup import Html, document, join, tag
+
+_COLOURS = 8
+_MOST_PROBLEMS = 500
+_STEPS = 16
+_WIDTH, _HEIGHT = 320, 110
+
+
+def page(report: DataReport) -> str:
+    """The page for a report."""
+    summary = report.summary
+    sections = [_advice(report), _counts(report), _kinds(report), _brightness(report), _pictures(report)]
+    channels, height, width = summary.image_shape
+    images = sum(domain.train + domain.test + domain.validation for domain in summary.domains)
+    subtitle = (
+        f"{images:,} images of {len(summary.classes)} classes at {len(summary.domains)} sites; "
+        f"they would be read as {height}x{width}, {'in colour' if channels == 3 else 'grey'}."
+    )
+    header = tag(
+        "header",
+        tag("h1", f"Data: {summary.name}"),
+        tag("p", subtitle, class_="subtitle"),
+        tag("p", "This page shows images of the data. Give it only to people who may see them.", class_="note"),
+    )
+    return document(f"Data {summary.name}", header, tag("main", *sections, _problems(report)))
+
+
+def _advice(report: DataReport) -> Html:
+    advice = report.advice or ["Nothing was found that would spoil a result."]
+    return tag(
+        "section",
+        tag("h2", "Before training"),
+        tag("ul", *(tag("li", text) for text in advice), style="overflow-wrap:anywhere"),
+    )
+
+
+def _counts(report: DataReport) -> Html:
+    summary = report.summary
+    rows: list[list[object]] = []
+    for domain in summary.domains:
+        parts = {"train": domain.train_per_class, "test": domain.test_per_class, "val": domain.validation_per_class}
+        rows += [[f"{domain.name}, {part}", *counts, sum(counts)] for part, counts in parts.items() if counts]
+    table = plain_table("Images of each class", ["site and part", *summary.classes, "all"], rows)
+    splits = [_split(site) for site in report.sites if site.split]
+    return tag("section", tag("h2", "What there is"), table, *(tag("p", text, class_="small") for text in splits))
+
+
+def _split(site: SiteFacts) -> str:
+    by = f"kept together by {site.split['grouped_by']}" if site.split["grouped_by"] else "each image for itself"
+    return (
+        f"{site.name} has no test images of its own: {100 * site.split['test_share']:g} % of its "
+        f"{site.split['groups']} groups are drawn, stratified by class, with seed {site.split['seed']} ({by})."
+    )
+
+
+def _kinds(report: DataReport) -> Html:
+    def said(counts: Mapping[str, int]) -> str:
+        first = list(counts.items())[:4]
+        more = f", and {len(counts) - 4} others" if len(counts) > 4 else ""
+        return ", ".join(f"{name} ({count})" for name, count in first) + more
+
+    rows = [
+        [site.name, said(site.sizes), said(site.channels), said(site.bits), said(site.formats)] for site in report.sites
+    ]
+    columns = ["site", "height x width", "channels", "depth", "format"]
+    return tag("section", tag("h2", "What the files are"), plain_table("Of how many images", columns, rows, False))
+
+
+def _brightness(report: DataReport) -> Html:
+    classes = report.summary.classes
+    legend = [
+        tag("li", tag("span", class_="patch", style=f"background:var(--m{number % _COLOURS})"), name)
+        for number, name in enumerate(classes)
+    ]
+    charts = [_histogram(site, classes) for site in report.sites]
+    text = (
+        "How bright the images of each class are on average, from black to white. Where the curves of a site lie "
+        "apart, brightness alone tells its classes, and a model may learn no more than that."
+    )
+    return tag(
+        "section",
+        tag("h2", "Brightness"),
+        tag("p", text),
+        tag("ul", *legend, class_="legend"),
+        tag("div", *charts, class_="gallery"),
+    )
+
+
+def _histogram(site: SiteFacts, classes: Sequence[str]) -> Html:
+    """A curve for each class, as shares of its images."""
+    lines = []
+    shares = {name: [count / max(sum(counts), 1) for count in counts] for name, counts in site.brightness.items()}
+    top = max((max(share) for share in shares.values()), default=1.0) or 1.0
+    for number, name in enumerate(classes):
+        if name not in shares:
+            continue
+        points = " ".join(
+            f"{(step + 0.5) * _WIDTH / _STEPS:.1f},{_HEIGHT - share / top * (_HEIGHT - 8):.1f}"
+            for step, share in enumerate(shares[name])
+        )
+        style = f"fill:none;stroke:var(--m{number % _COLOURS});stroke-width:2.5;stroke-linejoin:round"
+        lines.append(tag("polyline", tag("title", name), points=points, style=style))
+    axis = tag("line", x1=0, y1=_HEIGHT, x2=_WIDTH, y2=_HEIGHT, style="stroke:var(--line);stroke-width:1.5")
+    label = "; ".join(f"{name}: {' '.join(map(str, counts))}" for name, counts in site.brightness.items())
+    chart = tag(
+        "svg",
+        axis,
+        *lines,
+        viewBox=f"0 0 {_WIDTH} {_HEIGHT + 4}",
+        role="img",
+        aria_label=f"Brightness at {site.name}. {label}",
+        style="width:100%;height:auto;display:block",
+    )
+    return tag("figure", tag("figcaption", site.name), chart)
+
+
+def _pictures(report: DataReport) -> Html:
+    blocks: list[Html] = []
+    for site in report.sites:
+        blocks.append(tag("h3", site.name))
+        for label in report.summary.classes:
+            pictures = report.pictures.get((site.name, label)) or []
+            if pictures:
+                shown = join(_image(picture, f"{label} at {site.name}") for picture in pictures)
+                strip = tag("div", shown, style="display:flex;flex-wrap:wrap;gap:0.4rem")
+                blocks.append(tag("figure", tag("figcaption", label), strip, style="margin:0.4rem 0 0.8rem"))
+    return tag("section", tag("h2", "Pictures of each class and site"), *blocks)
+
+
+def _image(picture: NDArray[np.uint8], text: str) -> Html:
+    file = io.BytesIO()
+    Image.fromarray(picture).save(file, "PNG")
+    style = "width:96px;height:auto;border:1px solid var(--line);image-rendering:auto;border-radius:4px"
+    return tag("img", src=png_source(file.getvalue()), alt=text, style=style)
+
+
+def _problems(report: DataReport) -> Html:
+    if not report.problems:
+        return tag("section", tag("h2", "Problems"), tag("p", "None."))
+    shown = list(_rows(report))
+    left = len(report.problems) - len(shown)
+    more = tag("p", f"{left} more are listed by protofed data --json.", class_="note") if left else ""
+    table = plain_table("Everything that was found", ["kind", "what", "how to mend it"], shown, figures=False)
+    return tag("section", tag("h2", "Problems"), table, more)
+
+
+def _rows(report: DataReport) -> Iterator[list[object]]:
+    for problem in report.problems[:_MOST_PROBLEMS]:
+        place = f"{problem.file}: " if problem.file and problem.file not in problem.text else ""
+        kind = tag("strong", f"{problem.kind} (error)") if problem.severity == "error" else problem.kind
+        yield [kind, f"{place}{problem.text}", problem.mend]
