@@ -4,8 +4,8 @@ Public are `flwr.app`, `flwr.serverapp`, `flwr.clientapp`, `flwr.simulation` and
 used here is not, and may change with any release: everything was checked with Flower 1.41.0, the only version that
 pyproject.toml allows, and each function says what stops working where Flower changes. Before another version is
 allowed, go through this file and the few lines elsewhere that cannot be here: `superlink.py` and `supernode.py`, which
-run without protofed, `prepare_flower` in engines/flower.py, and guards/flower_secagg.py. tests/deploy/test_link.py and
-test_processes.py run all of it for real.
+run without protofed, `prepare_flower` in engines/flower.py, and Shamir's shares in guards/masking/crypto.py.
+tests/deploy/test_link.py and test_processes.py run all of it for real.
 """
 
 import hashlib

@@ -5,7 +5,7 @@ from protofed.guards.gradients import PrivateGradients
 from protofed.guards.guard import UNGUARDED, Guard, parse_guard
 from protofed.guards.privatise import guard_rows, privatise
 from protofed.guards.rules import refuse_impossible
-from protofed.guards.secure import SecureTally
+from protofed.guards.secure import SecureTally, UploadWords
 
 __all__ = [
     "UNGUARDED",
@@ -14,6 +14,7 @@ __all__ = [
     "PrivateGradients",
     "SampledGaussianMechanism",
     "SecureTally",
+    "UploadWords",
     "guard_rows",
     "parse_guard",
     "privatise",
