@@ -128,7 +128,9 @@ def test_what_travels_looks_like_noise_and_holds_nobodys_numbers() -> None:
         assert not any(numbers_of(name)[:4].tobytes() in content for content in together.carried)
     zeros = Sum(3)
     inboxes = zeros.share(zeros.advertise())
-    masked = [np.frombuffer(zeros.sites[name].mask(inboxes[name], np.zeros(4000)), "<u4") for name in zeros.sites]
+    masked = [
+        np.frombuffer(zeros.sites[name].mask(inboxes[name], np.zeros(4000, np.uint32)), "<u4") for name in zeros.sites
+    ]
     for one in masked:
         assert 0.45 < one.mean() / 2**32 < 0.55
         assert len(np.unique(one)) > 3990

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from protofed.errors import BadMessage
-from protofed.guards import SecureTally
+from protofed.guards import SecureTally, UploadWords
 from protofed.records import ClassTable, Mean, Record, Tally, Weights
 
 
@@ -29,8 +29,12 @@ def upload(client: str) -> Upload:
     return Upload(Mean(weights, float(SIZES[client])), Mean(table, table.count), Mean(table, 1.0))
 
 
+def secure_tally(participants: int, largest: float) -> SecureTally:
+    return SecureTally(UploadWords(participants, SIZES, upload("a"), largest), participants, upload("a"))
+
+
 def totals(clients: str, participants: str) -> tuple[Any, Any, SecureTally]:
-    plain, secure = Tally(), SecureTally(list(participants), SIZES, upload("a"), 32.0)
+    plain, secure = Tally(), secure_tally(len(participants), 32.0)
     for client in clients:
         plain.add(client, upload(client))
         secure.add(client, upload(client))
@@ -64,6 +68,6 @@ def test_too_few_who_stay() -> None:
 
 
 def test_a_number_that_does_not_fit_is_the_clients_fault() -> None:
-    tally = SecureTally(list("abc"), SIZES, upload("a"), 0.25)
+    tally = secure_tally(3, 0.25)
     with pytest.raises(BadMessage, match=r"a: numbers up to .* raise secure_range"):
         tally.add("a", upload("a"))

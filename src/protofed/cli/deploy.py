@@ -138,7 +138,14 @@ def site_command(
     own = site_keys(keys, server)
     rules = Policy.read(policy)
     site = Site(
-        own.name, SiteData(data, labels, classes), state, rules, weights=weights, plugins=plugin or (), device=device
+        own.name,
+        SiteData(data, labels, classes),
+        state,
+        rules,
+        weights=weights,
+        plugins=plugin or (),
+        device=device,
+        keys=own,
     )
     _show_site(site, own.server, rules.as_dict())
     if check:

@@ -53,6 +53,10 @@ class ClientStore:
         """Write a client's new state beside the committed one."""
         write_atomically(self._proposal(client, round), encode(state, client).blob)
 
+    def is_proposed(self, client: str, round: int) -> bool:
+        """Whether a round's training has left a state that is not committed yet."""
+        return self._proposal(client, round).exists()
+
     def withdraw(self, client: str, round: int) -> None:
         """Forget the proposal of a client whose upload was refused."""
         self._proposal(client, round).unlink(missing_ok=True)

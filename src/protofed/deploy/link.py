@@ -6,12 +6,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from protofed.deploy import flower, superlink
-from protofed.deploy.keys import ServerKeys, host_and_port, public_bytes
+from protofed.deploy.keys import ServerKeys, host_and_port, public_bytes, public_key
 from protofed.deploy.programs import Program, flower_program, is_listening, new_secret, wait_for
 from protofed.engines.flower import prepare_flower
 from protofed.errors import UserError
 
 if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
     from flwr.serverapp import Grid
 
 _START_SECONDS = 120.0
@@ -86,6 +87,10 @@ class SuperLink:
                         flower.register_node(control, name, key)
             nodes = self.nodes()
         return {node.name: node.node_id for node in nodes if wanted.get(node.name) == node.public_key}
+
+    def identities(self) -> "dict[str, EllipticCurvePublicKey]":
+        """The members' public keys, by which they sign."""
+        return {name: public_key(path) for name, path in self._keys.sites().items()}
 
     @contextmanager
     def run(self) -> Iterator["Grid"]:

@@ -17,6 +17,7 @@ from protofed.deploy.link import SuperLink
 from protofed.deploy.protocol import SITES, RunTerms, SiteRequest
 from protofed.errors import BadMessage, UserError
 from protofed.federation import Federation, RunFolder, TooFewClients
+from protofed.guards import parse_guard
 from protofed.records import encode
 from protofed.runs.assembly import Assembly, assemble, resolved
 from protofed.runs.opened import Run
@@ -64,6 +65,8 @@ def serve(
     options = make_options({**user_options, "data": SITES, "engine": "flower", "protocol": "one-per-domain"})
     if options.ensemble:
         raise UserError("--ensemble needs all test images in one place; leave it out in a deployment")
+    if options.keep_messages and parse_guard(options.guard).secure:
+        raise UserError("--keep-messages: with secure=on no single upload reaches the server; keep one of both")
     accepted = AcceptedRounds(out / "clients")
     folder = RunFolder(out, accepted)
     if not resume:
@@ -97,7 +100,7 @@ class _Server:
     ) -> None:
         self._link, self._options, self._limits = link, options, limits
         self._folder, self._accepted = folder, accepted
-        self._engine = SitesEngine(grid, link.admit_members(), accepted, limits.round_timeout)
+        self._engine = SitesEngine(grid, link.admit_members(), accepted, limits.round_timeout, link.identities)
         self._identity = uuid.uuid4().hex
         self._refused_sites: set[str] = set()
 

@@ -37,6 +37,9 @@ from protofed.clients import (
 )
 from protofed.data import Dataset, Domain, Images, load
 from protofed.deploy.census import Hello
+from protofed.deploy.keys import SiteKeys
+from protofed.deploy.masked_site import MaskedUploads, site_identity
+from protofed.deploy.masked_stages import StageRequest
 from protofed.deploy.policy import Policy, Refused
 from protofed.deploy.protocol import SITES, RunTerms, SiteRequest, fingerprint
 from protofed.errors import BadMessage, UserError
@@ -110,8 +113,10 @@ class Site:
         weights: str | None = None,
         plugins: Sequence[str] = (),
         device: str = "cpu",
+        keys: SiteKeys | None = None,
     ) -> None:
         self.name = name
+        self._keys = keys
         self.finished = False
         """Whether a run was brought to its end."""
         self._data = data
@@ -157,10 +162,12 @@ class Site:
             run.finish(request, self._state)
             self.finished = True
             return "done", None, pack({"done": run.terms.run})
+        if request.kind == "mask":
+            return run.mask(request)
         job, message = decode_job(request.body, "server")
+        if isinstance(job, Train) and run.secure:
+            raise Refused("with secure=on no single upload leaves, but masked ones")
         result = run.perform(job, message, request.accepted)
-        if isinstance(result, Failed):
-            result = _without_data(result.reason, result.trace)
         return type(job).__name__.lower(), job.round + 1, encode_result(result)
 
     def _run_with(self, terms: RunTerms) -> "_SiteRun":
@@ -173,7 +180,9 @@ class Site:
                 raise Refused(f"{options.method} is a file of the server's; sites run only what is installed with them")
             guard = terms.options.get("guard")
             self._policy.admit(options.method, options.training_plan().rounds, None if guard is None else str(guard))
-            self._run = _SiteRun(self.name, self.client, terms, self._data, self.dataset, self._own, self._state)
+            self._run = _SiteRun(
+                self.name, self.client, terms, self._data, self.dataset, self._own, self._state, self._keys
+            )
         return self._run
 
     def _note(self, request: SiteRequest | None, kind: str, round: int | None, reply: bytes) -> None:
@@ -201,6 +210,7 @@ class _SiteRun:
         dataset: Dataset,
         own: dict[str, Any],
         state: Path,
+        keys: SiteKeys | None,
     ) -> None:
         self.terms = terms
         self._client = client
@@ -220,6 +230,10 @@ class _SiteRun:
             stand_in = census.dataset(options.settings_for("data").get("normalise"), dataset.domains[name])
             assembly = assemble(options, self._store.folder, stand_in)
             self._side = ClientSide(assembly.prepared)
+        self.secure = assembly.context.guard.secure
+        if self.secure:
+            site_identity(keys)
+        self._masked = MaskedUploads(assembly.prepared, client, keys, self._folder)
 
     def perform(self, job: Job, message: Message, accepted: int | None) -> Result:
         """Do a job of this site's client, from the state after the last round that the server accepted."""
@@ -229,7 +243,27 @@ class _SiteRun:
             raise Refused(f"{type(job).__name__.lower()} is not done here for others")
         self._settle(job.round, accepted)
         with one_thread():
-            return self._side.perform(job, message)
+            result = self._side.perform(job, message)
+        return _without_data(result.reason, result.trace) if isinstance(result, Failed) else result
+
+    def mask(self, request: SiteRequest) -> tuple[str, int, bytes]:
+        """A stage of a secure sum."""
+        stage, body = StageRequest.read(request.body)
+        if not self.secure or stage.session.run != self.terms.run:
+            raise Refused("this run has no such secure sum")
+        if stage.stage == "train":
+            job, message = decode_job(body, "server")
+            if not isinstance(job, Train) or job.round != stage.session.round:
+                raise Refused("a secure sum begins with the training of its round")
+            proposed = self._store.is_proposed(self._client, job.round)
+
+            def training() -> Result:
+                return self.perform(job, message, request.accepted)
+
+            reply = self._masked.train(stage, job, message, proposed, training, self.terms.as_dict())
+        else:
+            reply = self._masked.go_on(stage, body)
+        return f"masked {stage.stage}", stage.session.round + 1, reply
 
     def finish(self, request: SiteRequest, state: Path) -> None:
         """Keep the final model, and report how it does on the site's own test images."""

@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from protofed.clients import (
     Failed,
     GlobalModel,
     Job,
+    MaskingCost,
     Prepared,
     Result,
     RunContext,
@@ -26,10 +27,10 @@ from protofed.clients import (
 )
 from protofed.errors import BadMessage
 from protofed.federation.class_mean_head import HeadStart, start_from_class_means
-from protofed.federation.engine import Engine, in_order
+from protofed.federation.engine import Engine, MaskingEngine, in_order
 from protofed.federation.evaluation import Evaluator, Member
 from protofed.federation.folder import RunFolder
-from protofed.guards import UNGUARDED, PrivacyLedger, SecureTally
+from protofed.guards import UNGUARDED, PrivacyLedger, SecureTally, UploadWords
 from protofed.records import Bytes, Message, Record, Sums, Tally, Weights, adds_up, decode, encode
 from protofed.seeding import generator
 from protofed.system import write_atomically
@@ -187,6 +188,7 @@ class Federation:
             "samples": exchange.samples,
             "seconds": clock.seconds(),
             "events": [*self.notes, *exchange.events, *self.evaluator.absences()],
+            **exchange.masking,
             **self._privacy(round),
         }
         self.notes = []
@@ -228,7 +230,7 @@ class Federation:
         groups = self._groups(participants)
         jobs = self._jobs(round, groups, messages)
         ends = {group[-1] for group in groups[:-1]}
-        for job, result in in_order(self._engine.perform(jobs), [job for job, _ in jobs], self.folder.path):
+        for job, result in self._results(round, participants, jobs):
             for client, failure in self._receive(exchange, job, result).items():
                 self.folder.store.withdraw(client, round)
                 exchange.left_out(client, failure)
@@ -244,6 +246,20 @@ class Federation:
         exchange.average_losses()
         self.evaluator.trained(participants)
         return exchange
+
+    def _results(
+        self, round: int, participants: list[str], jobs: list[tuple[Job, Message]]
+    ) -> Iterator[tuple[Job, Result]]:
+        """What the engine makes of the jobs, in canonical order; of masked uploads one result, their sum."""
+        if self.context.guard.secure and isinstance(self._engine, MaskingEngine):
+            masked = [(job, message) for job, message in jobs if isinstance(job, Train)]
+            yield TrainGroup(round, tuple(participants)), self._engine.train_masked(masked, self._words(participants))
+        else:
+            yield from in_order(self._engine.perform(jobs), [job for job, _ in jobs], self.folder.path)
+
+    def _words(self, participants: list[str]) -> UploadWords:
+        guard, like = self.context.guard, self._prepared.templates.upload
+        return UploadWords(len(participants), self.context.sizes, like, guard.secure_range)
 
     def _groups(self, participants: list[str]) -> list[list[str]]:
         """Participants whose uploads are added up before they join the others.
@@ -278,8 +294,8 @@ class Federation:
     def _tally(self, participants: list[str]) -> Tally | SecureTally:
         """What sums up the uploads of a round."""
         guard = self.context.guard
-        if guard.secure:
-            return SecureTally(participants, self.context.sizes, self._prepared.templates.upload, guard.secure_range)
+        if guard.secure and not isinstance(self._engine, MaskingEngine):
+            return SecureTally(self._words(participants), len(participants), self._prepared.templates.upload)
         return Tally(self.context.robust)
 
     def _receive(self, exchange: "_Exchange", job: Job, result: Result) -> dict[str, Failed]:
@@ -296,6 +312,8 @@ class Federation:
 
     def _receive_group(self, exchange: "_Exchange", job: TrainGroup, result: TrainedGroup) -> dict[str, Failed]:
         each = dict(zip(job.clients, result.each, strict=True))
+        if result.masking is not None:
+            exchange.add_masking(result.masking)
         trained = {client: one for client, one in each.items() if isinstance(one, Trained)}
         if trained:
             like = self._prepared.templates.upload
@@ -358,6 +376,8 @@ class _Exchange:
     events: list[dict[str, str]] = field(default_factory=list)
     failures: list[Failed] = field(default_factory=list)
     members: dict[str, Weights] = field(default_factory=dict)
+    masking: dict[str, Any] = field(default_factory=dict)
+    """The entry of the round's line where uploads were masked."""
 
     @property
     def grouped_tally(self) -> Tally:
@@ -369,6 +389,11 @@ class _Exchange:
         self.samples += result.samples
         for name, value in result.loss.items():
             self.loss[name] = self.loss.get(name, 0.0) + value * result.samples
+
+    def add_masking(self, cost: MaskingCost) -> None:
+        self.up += Bytes(other=cost.up)
+        self.down += Bytes(other=cost.down)
+        self.masking = {"secure": asdict(cost)}
 
     def average_losses(self) -> None:
         """Over the samples of all clients, once all have been added."""

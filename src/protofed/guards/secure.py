@@ -4,7 +4,7 @@ The sum itself is that of `guards/masking` in a deployment, where sites mask the
 there is nobody to hide from, so the words are added up as they are: the results are those of a deployment.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from math import ceil, log2
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from protofed.errors import BadMessage
 from protofed.guards.masking import FEWEST
-from protofed.records import Record, Sums, parts_of
+from protofed.records import Record, Sum, Sums, parts_of
 from protofed.records.tally import averaged, weighted
 from protofed.records.types import map_tensors
 
@@ -26,12 +26,12 @@ class SecureTally:
     A participant whose upload was not added has dropped out; the others still come to the sum of theirs.
     """
 
-    def __init__(self, participants: Sequence[str], sizes: Mapping[str, int], like: Record, largest: float) -> None:
+    def __init__(self, words: "UploadWords", participants: int, like: Record) -> None:
         self.clients: list[str] = []
-        self._participants = len(participants)
+        self._participants = participants
         self._like = like
-        self._words = UploadWords(self._participants, sizes, like, largest)
-        self._sum = np.zeros(self._words.size, dtype=np.uint32)
+        self._words = words
+        self._sum = np.zeros(self._words.size, dtype=self._words.grid.word)
 
     def add(self, client: str, upload: Record) -> None:
         """Take in one client's upload; one whose numbers are too large for the grid cannot be used."""
@@ -46,13 +46,16 @@ class SecureTally:
 
 
 class UploadWords:
-    """Uploads as vectors of 32-bit words that may be added up, and their sum as an upload's sums again.
+    """Uploads as vectors of words that may be added up, and their sum as an upload's sums again.
+
+    Words have 32 bits, as many as a weight; 64 where the sum itself is used, in float64, as `Sum` fields are.
 
     Everything here is known to all: how many clients there are, the sizes of their data, what an upload looks like.
     """
 
     def __init__(self, clients: int, sizes: Mapping[str, int], like: Record, largest: float) -> None:
-        self.grid = FixedPointGrid(largest, clients)
+        sums = any(isinstance(item, Sum) for item in parts_of(like).values())
+        self.grid = FixedPointGrid(largest, clients, 64 if sums else 32)
         self._like = like
         self._largest_client = float(max(sizes.values()))
         self._scales = [(tensor.numel(), scale) for tensor, scale in self._summands(like)]
@@ -61,6 +64,11 @@ class UploadWords:
     def size(self) -> int:
         """How many words an upload has."""
         return sum(number for number, _ in self._scales)
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes these take."""
+        return self.size * self.grid.word.itemsize
 
     def of(self, upload: Record, sender: str) -> NDArray[Any]:
         """Weight x value, the weights and the counts of all fields, each divided by its scale, as words."""
@@ -95,21 +103,23 @@ class UploadWords:
 class FixedPointGrid:
     """Numbers up to `largest` in steps so fine that the sum over all clients still fits into a signed word."""
 
-    def __init__(self, largest: float, clients: int) -> None:
+    def __init__(self, largest: float, clients: int, bits: int = 32) -> None:
         # Powers of two, so that every point of the grid is exact in float64.
         self.largest = 2.0 ** ceil(log2(largest))
-        self._step = 2 * self.largest / 2 ** (31 - ceil(log2(clients)))
+        self._step = 2 * self.largest / 2 ** (bits - 1 - ceil(log2(clients)))
+        self.bits = bits
+        self.word = np.dtype(f"<u{bits // 8}")
 
     def words(self, vector: NDArray[Any], sender: str) -> NDArray[Any]:
-        """The nearest points of the grid, modulo 2^32."""
+        """The nearest points of the grid, modulo 2^bits."""
         peak = float(np.abs(vector).max(initial=0.0))
         if not peak <= self.largest:
             raise BadMessage(
                 f"{sender}: numbers up to {peak:.3g} do not fit into secure aggregation up to {self.largest:g}; raise "
                 "secure_range of the guard"
             )
-        return np.rint(vector / self._step).astype(np.int64).astype(np.uint32)
+        return np.asarray(np.rint(vector / self._step).astype(np.int64).astype(self.word))
 
     def numbers(self, words: NDArray[Any]) -> NDArray[Any]:
         """What words stand for."""
-        return words.astype(np.uint32).view(np.int32) * self._step
+        return np.asarray(words.astype(self.word).view(f"<i{self.bits // 8}") * self._step)

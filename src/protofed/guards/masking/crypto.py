@@ -1,4 +1,8 @@
-"""The cryptography of a secure sum: every primitive is a library's."""
+"""The cryptography of a secure sum: every primitive is a library's.
+
+Shamir's shares come from the inside of Flower 1.41.0; where it changes, a secure sum does not begin, or a secret that
+was put together is found wrong (`joined_secret`). It is imported where it is used: see `prepare_flower`.
+"""
 
 import hashlib
 from collections.abc import Callable
@@ -13,7 +17,6 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-from flwr.common.secure_aggregation.crypto.shamir import combine_shares, create_shares
 from numpy.typing import NDArray
 
 from protofed.errors import BadMessage
@@ -21,8 +24,8 @@ from protofed.errors import BadMessage
 KEY_BYTES = 32
 SHARE_BYTES = 52
 """Of a secret of 32 bytes: Flower's position of 4 bytes, and three blocks of 16."""
-WORD = np.dtype("<u4")
-"""Numbers are masked modulo 2^32."""
+WORDS = {32: np.dtype("<u4"), 64: np.dtype("<u8")}
+"""Numbers are masked modulo 2^32, or 2^64."""
 
 _HASH = ec.ECDSA(hashes.SHA384())
 _NONCE = bytes(12)
@@ -73,11 +76,11 @@ def unsealed(key: bytes, content: bytes, context: bytes) -> bytes | None:
         return None
 
 
-def keystream(seed: bytes, size: int, purpose: bytes) -> Words:
-    """As many words as asked for, which nobody without the seed can tell from random ones."""
+def keystream(seed: bytes, like: Words, purpose: bytes) -> Words:
+    """As many words, and such words, as in `like`, which nobody without the seed can tell from random ones."""
     key = HKDF(hashes.SHA256(), KEY_BYTES, None, purpose).derive(seed)
-    stream = Cipher(algorithms.ChaCha20(key, _STREAM_START), mode=None).encryptor().update(bytes(size * WORD.itemsize))
-    return np.frombuffer(stream, dtype=WORD)
+    stream = Cipher(algorithms.ChaCha20(key, _STREAM_START), mode=None).encryptor().update(bytes(like.nbytes))
+    return np.frombuffer(stream, dtype=like.dtype)
 
 
 def commitment(label: bytes, secret: bytes) -> bytes:
@@ -87,11 +90,15 @@ def commitment(label: bytes, secret: bytes) -> bytes:
 
 def split_secret(secret: bytes, threshold: int, number: int) -> list[bytes]:
     """Shares of which any `threshold` give the secret, and fewer nothing."""
+    from flwr.common.secure_aggregation.crypto.shamir import create_shares
+
     return create_shares(secret, threshold, number)
 
 
 def joined_secret(shares: list[bytes], threshold: int, is_right: Callable[[bytes], bool]) -> bytes | None:
     """The secret; where some shares are wrong, from those that are not; None where no choice of them is right."""
+    from flwr.common.secure_aggregation.crypto.shamir import combine_shares
+
     for chosen in islice(combinations(shares, threshold), _MOST_TRIES):
         try:
             secret = combine_shares(list(chosen))

@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from protofed.errors import BadMessage
 from protofed.guards.masking import FEWEST, crypto, threshold
-from protofed.guards.masking.crypto import WORD, Words
+from protofed.guards.masking.crypto import WORDS, Words
 from protofed.guards.masking.messages import (
     KeyAdvert,
     Reveal,
@@ -28,15 +28,22 @@ class TooFewSites(Exception):
 class ServerParty:
     """One sum. What a site sends is checked as it comes; whoever sends nothing, or nothing right, has dropped out."""
 
-    def __init__(self, session: SumSession, identities: Mapping[str, EllipticCurvePublicKey], size: int) -> None:
+    def __init__(
+        self, session: SumSession, identities: Mapping[str, EllipticCurvePublicKey], size: int, bits: int = 32
+    ) -> None:
         self.session = session
         self._identities = identities
         self._adverts: dict[str, KeyAdvert] = {}
         self._roster: dict[str, KeyAdvert] = {}
         self._bundles: dict[str, ShareBundle] = {}
-        self._sum = np.zeros(size, dtype=WORD)
+        self._sum = np.zeros(size, dtype=WORDS[bits])
         self._survivors: list[str] = []
         self._reveals: dict[str, Reveal] = {}
+
+    @property
+    def listed(self) -> list[str]:
+        """Who agrees on masks, in order."""
+        return list(self._roster)
 
     @property
     def survivors(self) -> list[str]:
@@ -77,7 +84,7 @@ class ServerParty:
         """A site's masked numbers; they are added up, and not kept."""
         if len(content) != self._sum.nbytes:
             raise BadMessage(f"{name}: {len(content)} bytes of masked numbers, not {self._sum.nbytes}")
-        self._sum += np.frombuffer(content, dtype=WORD)
+        self._sum += np.frombuffer(content, dtype=self._sum.dtype)
         self._survivors.append(name)
 
     def survivor_list(self) -> bytes:
@@ -104,11 +111,11 @@ class ServerParty:
         total = self._sum.copy()
         for name in self._survivors:
             seed = self._seed_of(name)
-            total -= crypto.keystream(seed, len(total), self.session.label("own mask", name))
+            total -= crypto.keystream(seed, total, self.session.label("own mask", name))
         for gone in self._bundles.keys() - set(self._survivors):
             key = self._mask_key_of(gone)
             for name in self._survivors:
-                mask = pair_mask(self.session, key, gone, self._roster[name], len(total))
+                mask = pair_mask(self.session, key, gone, self._roster[name], total)
                 (np.subtract if name < gone else np.add)(total, mask, out=total)
         return total
 

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from protofed.errors import BadMessage
 from protofed.guards.masking import FEWEST, crypto, threshold
-from protofed.guards.masking.crypto import WORD, Words
+from protofed.guards.masking.crypto import Words
 from protofed.guards.masking.messages import (
     KeyAdvert,
     Reveal,
@@ -72,7 +72,7 @@ class SiteParty:
         return self._once("share", roster, lambda: self._bundle(Roster.read(roster, _SERVER)))
 
     def mask(self, inbox: bytes, numbers: Words) -> bytes:
-        """The masked numbers, once the others' shares are here."""
+        """The masked numbers, unsigned words, once the others' shares are here."""
         return self._once("mask", inbox, lambda: self._masked(ShareInbox.read(inbox, _SERVER), numbers))
 
     def unmask(self, survivors: bytes) -> bytes:
@@ -165,11 +165,11 @@ class SiteParty:
             if opened is None or len(opened) != 2 * crypto.SHARE_BYTES:
                 raise UnreadableShares(name)
             self._shares[name] = opened
-        masked = numbers.astype(WORD) + crypto.keystream(self._seed, len(numbers), self.session.label("own mask", own))
+        masked = numbers + crypto.keystream(self._seed, numbers, self.session.label("own mask", own))
         for name in self._shares:
             if name != own:
                 add = np.add if own < name else np.subtract
-                add(masked, pair_mask(self.session, self._mask_key, own, self._roster[name], len(masked)), out=masked)
+                add(masked, pair_mask(self.session, self._mask_key, own, self._roster[name], masked), out=masked)
         return masked.tobytes()
 
     def _reveal(self, survivors: Survivors) -> bytes:
@@ -188,8 +188,8 @@ class SiteParty:
         return Reveal(seeds=seeds, mask_keys=keys).to_bytes()
 
 
-def pair_mask(session: SumSession, key: X25519PrivateKey, own: str, other: KeyAdvert, size: int) -> Words:
+def pair_mask(session: SumSession, key: X25519PrivateKey, own: str, other: KeyAdvert, like: Words) -> Words:
     """The mask that two sites have in common: the one whose name comes first adds it, the other subtracts it."""
     pair = sorted((own, other.name))
     agreed = crypto.agreed_key(key, other.mask_key, session.label("pair", *pair))
-    return crypto.keystream(agreed, size, session.label("pair mask", *pair))
+    return crypto.keystream(agreed, like, session.label("pair mask", *pair))
