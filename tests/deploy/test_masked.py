@@ -55,7 +55,7 @@ def final_model(run: protofed.Run) -> dict[str, Any]:
     return load_file(run.path / "model.safetensors")
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedproc", "fed3r"])
+@pytest.mark.parametrize("method", ["fedproc", "fed3r"])
 def test_equal_to_a_run_in_one_process_and_to_the_plain_one_within_the_grid(five: Federation, method: str) -> None:
     more = {"guard": "secure=on,secure_range=512"} if method == "fed3r" else {"guard": SECURE}
     deployed = five.run(method, **more)
