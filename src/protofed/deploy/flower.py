@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from protofed.deploy.superlink import SECRET_HEADER
+from protofed.deploy.supernode import pull_eagerly
 from protofed.engines.flower import envelope_in, to_record_dict
 
 if TYPE_CHECKING:
@@ -210,6 +211,7 @@ def server_app(address: str, authority: bytes, token: str, reachable: Callable[[
     from flwr.supercore.task_identity import TaskIdentity
     from flwr.superlink.grid import HttpGrid
 
+    pull_eagerly()
     grid = HttpGrid(address, root_certificates=authority, token=token)
     client = grid._runtime_client
     heartbeat = _start_heartbeat(client)
@@ -237,6 +239,7 @@ def answer_as_client_app(address: str, token: str, answer: Callable[[bytes], byt
     from flwr.supercore.runtime import RuntimeHttpClient
     from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
+    pull_eagerly()
     client = _connect(RuntimeHttpClient, address, None, "flwr-clientapp", RuntimeTokenHttpInterceptor(token))
     heartbeat = _start_heartbeat(client)
     try:
