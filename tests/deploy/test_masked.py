@@ -216,7 +216,7 @@ def test_a_server_that_lies_about_the_members_is_refused(five: Federation, monke
 
     for name in NAMES:
         five.between(name, lies)
-    with pytest.raises(UserError, match="hides nobody"):
+    with pytest.raises(UserError, match="hides too little"):
         five.run("fedavg", guard=SECURE, limits=WaitLimits(round_timeout=0.3, wait=1.0))
     assert not any(json.loads(line)["kind"] == "masked mask" for line in sent_lines(five))
 
@@ -284,6 +284,15 @@ def test_a_policy_asks_for_it(five: Federation) -> None:
     with pytest.raises(UserError, match="a: its policy asks for the guard secure=on; the run has none"):
         five.run("fedavg")
     five.run("fedavg", "masked", guard=SECURE, rounds=1)
+
+
+def test_a_policy_asks_for_more_sites_to_hide_among(five: Federation) -> None:
+    five.sites["a"] = five.site("a", Policy(guard=SECURE, secure_sites=5))
+    five.between("e", lambda envelope, answer: None if stage_in(envelope) is not None else answer(envelope))
+    run = five.run("fedavg", guard=SECURE, rounds=1)
+    reasons = {event["client"]: event["reason"] for event in run.rounds[0]["events"]}
+    assert reasons["a-0"] == "server: a secure sum of 4 sites hides too little; it takes 5"
+    assert reasons.keys() == {"a-0", "e-0"}
 
 
 @pytest.mark.parametrize(

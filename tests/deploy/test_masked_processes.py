@@ -182,6 +182,40 @@ def test_a_site_is_killed_at_each_stage(deployment: Any, tmp_path: Path) -> None
     assert died == sorted(died)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_server_that_lies_gets_nothing(deployment: Any, tmp_path: Path) -> None:
+    """It shows every site a list of that site and one other, whose sum would tell one from the other."""
+    plugin = tmp_path / "liar.py"
+    plugin.write_text(LIAR)
+    federation = deployment(3)
+    federation.start_server("fedavg", "--rounds", "1", "--plugin", str(plugin), *OPTIONS, "--guard", "secure=on")
+    for name in federation.sites:
+        federation.start_site(name)
+    assert federation.wait("server", SECONDS) == 2
+    assert "a secure sum of 2 sites hides too little" in federation.log("server").replace("\n", " ")
+    for name in federation.sites:
+        kinds = [json.loads(line)["kind"] for line in (federation.state(name) / "sent.jsonl").read_text().splitlines()]
+        assert kinds[-2:] == ["masked train", "refusal"]
+
+
+LIAR = """
+from protofed.deploy import server
+from protofed.guards.masking.messages import Roster
+from protofed.guards.masking.server_party import ServerParty
+
+server._TRIES = 1
+honest = ServerParty.roster
+
+
+def roster(self, names):
+    content = Roster.read(honest(self, names), "liar")
+    return content.model_copy(update={"adverts": content.adverts[:2]}).to_bytes()
+
+
+ServerParty.roster = roster
+"""
+
 MORTAL = '''
 import json
 import os

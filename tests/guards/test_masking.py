@@ -176,7 +176,7 @@ def test_signed_keys_of_another_sum_are_refused() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda adverts: adverts[:2], "2 sites hides nobody"),
+        (lambda adverts: adverts[:2], "2 sites hides too little"),
         (lambda adverts: adverts[1:], "does not have this site's keys"),
         (lambda adverts: (*adverts, adverts[-1]), "names somebody twice"),
         (lambda adverts: adverts[::-1], "not in order"),

@@ -64,10 +64,11 @@ class _KeptUpload:
 class MaskedUploads:
     """The secure sums of one run at a site."""
 
-    def __init__(self, prepared: Prepared, client: str, keys: SiteKeys | None, folder: Path) -> None:
+    def __init__(self, prepared: Prepared, client: str, keys: SiteKeys | None, folder: Path, fewest: int) -> None:
         self._prepared = prepared
         self._client = client
         self._keys = keys
+        self._fewest = fewest
         self._file, self._words_file = folder / "masked.json", folder / "masked.words"
         self._party: SiteParty | None = None
 
@@ -88,7 +89,7 @@ class MaskedUploads:
         kept = self._kept()
         assert kept is not None
         identity = site_identity(self._keys)
-        self._party = SiteParty(identity, request.session)
+        self._party = SiteParty(identity, request.session, self._fewest)
         report = TrainReport(
             samples=kept.samples, losses=tuple(sorted(kept.loss)), members=tuple(sorted(identity.members))
         )

@@ -4,6 +4,7 @@ methods = ["i2pfl", "fedavg"]     # nothing else is trained here
 rounds = 200                      # most rounds of a run
 message_bytes = 50_000_000        # largest message that leaves
 guard = "clip=1.0,noise=0.5"      # at least this much is done to what leaves
+secure_sites = 5                  # fewest sites among whom a masked upload hides
 """
 
 import tomllib
@@ -15,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from protofed.errors import UserError
 from protofed.guards import parse_guard
+from protofed.guards.masking import FEWEST
 
 
 class Refused(Exception):
@@ -30,6 +32,7 @@ class Policy(BaseModel):
     rounds: Annotated[int, Field(ge=1)] | None = None
     message_bytes: Annotated[int, Field(ge=1)] | None = None
     guard: str | None = None
+    secure_sites: Annotated[int, Field(ge=FEWEST)] | None = None
 
     @classmethod
     def read(cls, path: Path | None) -> "Policy":

@@ -43,6 +43,7 @@ from protofed.deploy.masked_stages import StageRequest
 from protofed.deploy.policy import Policy, Refused
 from protofed.deploy.protocol import SITES, RunTerms, SiteRequest, fingerprint
 from protofed.errors import BadMessage, UserError
+from protofed.guards.masking import FEWEST
 from protofed.records import Bytes, Message
 from protofed.runs.assembly import assemble
 from protofed.system import one_thread, write_atomically
@@ -181,7 +182,15 @@ class Site:
             guard = terms.options.get("guard")
             self._policy.admit(options.method, options.training_plan().rounds, None if guard is None else str(guard))
             self._run = _SiteRun(
-                self.name, self.client, terms, self._data, self.dataset, self._own, self._state, self._keys
+                self.name,
+                self.client,
+                terms,
+                self._data,
+                self.dataset,
+                self._own,
+                self._state,
+                self._keys,
+                self._policy.secure_sites or FEWEST,
             )
         return self._run
 
@@ -211,6 +220,7 @@ class _SiteRun:
         own: dict[str, Any],
         state: Path,
         keys: SiteKeys | None,
+        fewest: int,
     ) -> None:
         self.terms = terms
         self._client = client
@@ -233,7 +243,7 @@ class _SiteRun:
         self.secure = assembly.context.guard.secure
         if self.secure:
             site_identity(keys)
-        self._masked = MaskedUploads(assembly.prepared, client, keys, self._folder)
+        self._masked = MaskedUploads(assembly.prepared, client, keys, self._folder, fewest)
 
     def perform(self, job: Job, message: Message, accepted: int | None) -> Result:
         """Do a job of this site's client, from the state after the last round that the server accepted."""

@@ -47,8 +47,9 @@ class UnreadableShares(BadMessage):
 class SiteParty:
     """One sum at one site: each stage is gone through once, and the same request again gets the same answer."""
 
-    def __init__(self, identity: SiteIdentity, session: SumSession) -> None:
+    def __init__(self, identity: SiteIdentity, session: SumSession, fewest: int = FEWEST) -> None:
         self.session = session
+        self._fewest = fewest
         self._identity = identity
         self._cipher, self._mask_key = X25519PrivateKey.generate(), X25519PrivateKey.generate()
         self._seed = secrets.token_bytes(crypto.KEY_BYTES)
@@ -129,8 +130,10 @@ class SiteParty:
             raise BadMessage(f"{_SERVER}: the list of members names somebody twice")
         if list(listed) != sorted(listed):
             raise BadMessage(f"{_SERVER}: the list of members is not in order")
-        if len(listed) < FEWEST:
-            raise BadMessage(f"{_SERVER}: a secure sum of {len(listed)} sites hides nobody; it takes {FEWEST}")
+        if len(listed) < self._fewest:
+            raise BadMessage(
+                f"{_SERVER}: a secure sum of {len(listed)} sites hides too little; it takes {self._fewest}"
+            )
         mine = listed.get(self._identity.name)
         if mine is None or mine.to_bytes() != self._done["advertise"][1]:
             raise BadMessage(f"{_SERVER}: the list of members does not have this site's keys")
