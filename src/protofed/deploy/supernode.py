@@ -64,7 +64,7 @@ def pull_eagerly() -> None:
     """
     from flwr.supercore.inflatable import inflatable_utils
 
-    defaults = inflatable_utils.pull_objects.__kwdefaults__
+    defaults = inflatable_utils.pull_objects.__kwdefaults__ or {}
     for name, value in _PULL.items():
         if name not in defaults:
             raise KeyError(f"Flower's pull_objects has no {name}")
@@ -84,7 +84,7 @@ def main() -> None:
     pull_eagerly()
     sleeps, look = ShortSleeps(), start_client_internal._pull_and_store_message
     start_client_internal._pull_and_store_message = poll_until_message(look, sleeps.begin)
-    start_client_internal.time = sleeps
+    start_client_internal.time = sleeps  # type: ignore[attr-defined, assignment]
     flower_supernode()
 
 

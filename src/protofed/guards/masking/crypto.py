@@ -24,7 +24,7 @@ from protofed.errors import BadMessage
 KEY_BYTES = 32
 SHARE_BYTES = 52
 """Of a secret of 32 bytes: Flower's position of 4 bytes, and three blocks of 16."""
-WORDS = {32: np.dtype("<u4"), 64: np.dtype("<u8")}
+WORDS: dict[int, np.dtype[Any]] = {32: np.dtype("<u4"), 64: np.dtype("<u8")}
 """Numbers are masked modulo 2^32, or 2^64."""
 
 _HASH = ec.ECDSA(hashes.SHA384())

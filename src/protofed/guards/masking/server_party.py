@@ -36,7 +36,7 @@ class ServerParty:
         self._adverts: dict[str, KeyAdvert] = {}
         self._roster: dict[str, KeyAdvert] = {}
         self._bundles: dict[str, ShareBundle] = {}
-        self._sum = np.zeros(size, dtype=WORDS[bits])
+        self._sum: Words = np.zeros(size, dtype=WORDS[bits])
         self._survivors: list[str] = []
         self._reveals: dict[str, Reveal] = {}
 
