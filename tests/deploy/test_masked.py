@@ -164,8 +164,32 @@ def test_too_few_left_to_unmask_is_made_up_for_by_the_same_sites(five: Federatio
     five.between("d", vanishes)
     deployed = five.run("fedavg", guard=SECURE, limits=WaitLimits(round_timeout=0.5, wait=1.0, min_sites=4))
     assert len(attempts) == 2
+    assert all(line["events"] == [] for line in deployed.rounds)
     alone = in_one_process(five, "fedavg", "alone", guard=SECURE)
     assert results_of(deployed.path)["model.safetensors"] == results_of(alone.path)["model.safetensors"]
+
+
+def test_a_late_member_waits_until_a_repeated_round_is_done(five: Federation) -> None:
+    """Who joins changes the grid, and the others would not train another upload for a round that was unmasked."""
+    five.data = toy_data(five.folder / "late", ("f",))
+    attempts = set()
+
+    def vanishes(envelope: bytes, answer: Answer) -> bytes | None:
+        asked = stage_in(envelope)
+        if asked is not None and asked.session.round == 0:
+            attempts.add(asked.session.attempt)
+            if asked.stage == "unmask" and len(attempts) == 1:
+                if "f" not in five.sites:
+                    five.add("f")
+                return None
+        return answer(envelope)
+
+    five.between("b", vanishes)
+    five.between("d", vanishes)
+    run = five.run("fedavg", guard=SECURE, limits=WaitLimits(round_timeout=0.5, wait=1.0, min_sites=4))
+    assert len(attempts) == 2
+    assert [len(line["participants"]) for line in run.rounds] == [5, 6]
+    assert [event["event"] for line in run.rounds for event in line["events"]] == ["joined"]
 
 
 def test_a_round_is_never_unmasked_for_others(five: Federation) -> None:

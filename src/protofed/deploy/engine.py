@@ -127,6 +127,10 @@ class SitesEngine:
                 self._accepted.answered(job.client, job.round)
         return group
 
+    def must_repeat(self, round: int) -> bool:
+        """Whether a round was to be unmasked before, so that it can only be begun again with the very same sites."""
+        return self._unmasked.survivors(round) is not None
+
     def _ask_stage(self, bodies: Mapping[str, bytes], timeout: float) -> Iterator[tuple[str, bytes | Failed]]:
         requests = {}
         for site, body in bodies.items():

@@ -248,7 +248,7 @@ class _Server:
         assert self._engine.terms is not None
         census = self._engine.terms.census
         late = [name for name in self._engine.nodes if name not in census.sites and name not in self._refused_sites]
-        if not late:
+        if not late or self._engine.must_repeat(federation.rounds_done):
             return
         for name, hello in self._ask_hello(late).items():
             before = self._engine.terms
