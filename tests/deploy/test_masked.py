@@ -169,6 +169,24 @@ def test_too_few_left_to_unmask_is_made_up_for_by_the_same_sites(five: Federatio
     assert results_of(deployed.path)["model.safetensors"] == results_of(alone.path)["model.safetensors"]
 
 
+def test_a_sum_of_too_few_is_not_unmasked_so_that_more_can_come(five: Federation) -> None:
+    attempts = set()
+
+    def vanishes(envelope: bytes, answer: Answer) -> bytes | None:
+        asked = stage_in(envelope)
+        if asked is not None and asked.session.round == 0:
+            attempts.add(asked.session.attempt)
+            if asked.stage == "mask" and len(attempts) == 1:
+                return None
+        return answer(envelope)
+
+    five.between("b", vanishes)
+    limits = WaitLimits(round_timeout=0.5, wait=1.0, min_sites=5)
+    run = five.run("fedavg", guard=SECURE, rounds=1, limits=limits)
+    assert len(attempts) == 2
+    assert run.rounds[0]["events"] == []
+
+
 def test_a_late_member_waits_until_a_repeated_round_is_done(five: Federation) -> None:
     """Who joins changes the grid, and the others would not train another upload for a round that was unmasked."""
     five.data = toy_data(five.folder / "late", ("f",))

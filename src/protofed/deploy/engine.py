@@ -85,9 +85,11 @@ class SitesEngine:
         accepted: AcceptedRounds,
         timeout: float,
         identities: "Callable[[], Mapping[str, EllipticCurvePublicKey]]",
+        min_sites: int = 1,
     ) -> None:
         self.nodes = nodes
         self._identities = identities
+        self._min_sites = min_sites
         self._unmasked = UnmaskedRounds(accepted.folder)
         self.terms: RunTerms | None = None
         self._grid = grid
@@ -119,7 +121,14 @@ class SitesEngine:
         assert self.terms is not None, "terms come first"
         by_site = {self._site(job): (job, message) for job, message in jobs}
         attempt = MaskedRound(
-            self.terms.run, by_site, words, self._identities(), self._ask_stage, self._timeout, self._unmasked
+            self.terms.run,
+            by_site,
+            words,
+            self._identities(),
+            self._ask_stage,
+            self._timeout,
+            self._unmasked,
+            self._min_sites,
         )
         group = attempt.result()
         for (job, _), one in zip(by_site.values(), group.each, strict=True):

@@ -70,6 +70,8 @@ class MaskedRound:
     ask: Ask
     timeout: float
     remembered: UnmaskedRounds
+    min_sites: int
+    """A sum of fewer does not count, and must not be unmasked: it could not be made again with more."""
     failures: dict[str, Failed] = field(default_factory=dict)
     _reports: dict[str, TrainReport] = field(default_factory=dict)
     _seconds: dict[str, float] = field(default_factory=dict)
@@ -115,6 +117,8 @@ class MaskedRound:
         for site, body in self._stage("mask", session, inboxes, losses=tuple(names), scale=scale):
             self._take(site, party.take_masked, body)
         survivors = party.survivor_list()
+        if len(party.survivors) < self.min_sites:
+            raise TooFewSites(f"{len(party.survivors)} sites have sent numbers, and a round takes {self.min_sites}")
         if bound is not None and set(party.survivors) != bound:
             raise TooFewSites(
                 f"this round can be unmasked for {', '.join(sorted(bound))} only, who must all come again"

@@ -100,7 +100,9 @@ class _Server:
     ) -> None:
         self._link, self._options, self._limits = link, options, limits
         self._folder, self._accepted = folder, accepted
-        self._engine = SitesEngine(grid, link.admit_members(), accepted, limits.round_timeout, link.identities)
+        self._engine = SitesEngine(
+            grid, link.admit_members(), accepted, limits.round_timeout, link.identities, limits.min_sites or 1
+        )
         self._identity = uuid.uuid4().hex
         self._refused_sites: set[str] = set()
 
