@@ -160,6 +160,7 @@ class MaskedRound:
         begin, blames = time.perf_counter(), Counter[str]()
         self._down += sum(len(body) for body in bodies.values())
         for site, reply in self.ask({site: header.to_bytes(body) for site, body in bodies.items()}, timeout):
+            self._seconds[stage] = time.perf_counter() - begin
             if isinstance(reply, Failed):
                 self.failures[site] = reply
                 continue
@@ -170,8 +171,6 @@ class MaskedRound:
                 if isinstance(problem, SiteRefusal) and problem.blames in self.jobs:
                     blames[str(problem.blames)] += 1
                 continue
-            finally:
-                self._seconds[stage] = time.perf_counter() - begin
             if report is not None:
                 self._reports[site] = report
             self._up += len(body) if stage != "mask" else len(body) - self.words.nbytes
