@@ -116,7 +116,7 @@ def searched(federation: Any, guard: list[str], sites: tuple[str, ...]) -> tuple
     secret = needles_of(federation.state(sites[1]))
     model = load_file(next(federation.out.glob("checkpoint/server-*.safetensors")))
     public = [tensor.tobytes()[512 : 512 + WINDOW] for tensor in model.values() if tensor.nbytes > 2048]
-    assert len(secret) > 2
+    assert len(secret) >= 2
     memory, disk = server_holds(federation, [*secret, *public])
     assert memory & set(public), "the search finds what is there"
     assert federation.wait("server", SECONDS) == 0, federation.log("server")
