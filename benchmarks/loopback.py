@@ -60,6 +60,10 @@ class Loopback:
         """Whether a party is at work."""
         return name in self._processes and self._processes[name].poll() is None
 
+    def pid(self, name: str) -> int:
+        """The process of a party."""
+        return self._processes[name].pid
+
     def kill(self, name: str) -> None:
         """As a power failure would."""
         self._processes[name].send_signal(signal.SIGKILL)

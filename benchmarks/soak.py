@@ -120,11 +120,14 @@ def loopback(dataset: Dataset, keep: Path | None = None) -> Iterator[Loopback]:
             federation.end()
 
 
-def soak(sites: int, rounds: int, every: float, timeout: float, seed: int, keep: Path | None = None) -> str:
+def soak(
+    sites: int, rounds: int, every: float, timeout: float, seed: int, keep: Path | None = None, secure: bool = False
+) -> str:
     """The table of a tormented run."""
     with loopback(many_sites(sites), keep) as federation:
         limits = ["--round-timeout", str(timeout), "--wait", str(_START_SECONDS)]
-        federation.start_server("i2pfl", "--rounds", str(rounds), *limits, *_OPTIONS)
+        what = ["fedavg", "--guard", "secure=on"] if secure else ["i2pfl"]
+        federation.start_server(*what, "--rounds", str(rounds), *limits, *_OPTIONS)
         for name in federation.sites:
             federation.start_site(name)
         federation.wait_for_rounds(1, _START_SECONDS)
@@ -173,15 +176,16 @@ def main() -> None:
     parser.add_argument("--round-timeout", type=float, default=90.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", type=Path, help="a new folder in which run, sites and logs stay")
-    parser.add_argument("--write", action="store_true", help="into benchmarks/results/soak.md")
+    parser.add_argument("--secure", action="store_true", help="FedAvg with masked uploads instead of I2PFL")
+    parser.add_argument("--write", action="store_true", help="into benchmarks/results/soak.md or soak_secure.md")
     given = parser.parse_args()
     start, load_before = time.perf_counter(), os.getloadavg()[0]
-    body = soak(given.sites, given.rounds, given.every, given.round_timeout, given.seed, given.keep)
+    body = soak(given.sites, given.rounds, given.every, given.round_timeout, given.seed, given.keep, given.secure)
     command = f"python -m benchmarks.soak {' '.join(sys.argv[1:])}".strip()
     text = report("A deployment under fire", command, body, time.perf_counter() - start, load_before)
     print(text)
     if given.write:
-        (RESULTS / "soak.md").write_text(text)
+        (RESULTS / ("soak_secure.md" if given.secure else "soak.md")).write_text(text)
 
 
 if __name__ == "__main__":

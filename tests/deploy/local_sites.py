@@ -10,6 +10,7 @@ from typing import Any
 
 from protofed.deploy.engine import AcceptedRounds
 from protofed.deploy.flower import MemberNode
+from protofed.deploy.keys import ServerKeys, make_keys, public_key, site_keys
 from protofed.deploy.policy import Policy
 from protofed.deploy.server import WaitLimits, _Server
 from protofed.deploy.site import Site, SiteData
@@ -91,7 +92,13 @@ class Federation:
     def site(self, name: str, policy: Policy | None = None, **options: Any) -> Site:
         """A site as it is after a restart: nothing but its files."""
         data = SiteData(str(self.folder / "own" / name), options.pop("labels", None), options.pop("classes", None))
+        options.setdefault("keys", self._keys(name))
         return Site(name, data, self.folder / "state" / name, policy or Policy(), **options)
+
+    def _keys(self, name: str) -> Any:
+        """The identity of a site; all sites know each other."""
+        make_keys(self.folder / "keys", "127.0.0.1:9443", [name])
+        return site_keys(self.folder / "keys" / "sites" / name)
 
     def node(self, name: str) -> int:
         return self.members.index(name) + 100 if name in self.members else len(self.members) + 100
@@ -113,6 +120,9 @@ class Federation:
         link: Any = SimpleNamespace(
             nodes=lambda: [MemberNode(name, self.node(name), b"", name in self.online, "") for name in self.members],
             admit_members=lambda: {name: self.node(name) for name in self.members},
+            identities=lambda: {
+                name: public_key(path) for name, path in ServerKeys.at(self.folder / "keys" / "server").sites().items()
+            },
         )
         grid: Any = self.grid
         with one_thread():

@@ -10,8 +10,8 @@ import pytest
 import protofed
 
 SOURCE = Path(protofed.__file__).parent
-PUBLIC = ("flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.simulation", "flwr.client.mod")
-INSIDE = ("deploy/flower.py", "deploy/superlink.py", "deploy/supernode.py", "guards/flower_secagg.py")
+PUBLIC = ("flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.simulation")
+INSIDE = ("deploy/flower.py", "deploy/superlink.py", "deploy/supernode.py", "guards/masking/crypto.py")
 ALONE = ("deploy/superlink.py", "deploy/supernode.py")
 """Programs that run without protofed."""
 

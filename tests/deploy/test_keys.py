@@ -1,8 +1,10 @@
 """Keys, policies and the commands that need no network."""
 
 import json
+import shutil
 import ssl
 import stat
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from protofed.errors import UserError
 pytest.importorskip("flwr")
 
 from protofed.deploy.keys import host_and_port, make_keys, public_bytes, revoke, server_keys, site_keys
+from protofed.deploy.masked_site import site_identity
 
 
 @pytest.fixture
@@ -54,6 +57,32 @@ def test_more_sites_later(keys: Path) -> None:
     made = make_keys(keys, "federation.example.org:9443", ["north", "west"])
     assert [folder.name for folder in made] == ["west"]
     assert (keys / "sites/north/site.key").read_bytes() == before
+
+
+def test_every_site_is_given_the_public_keys_of_all(keys: Path) -> None:
+    make_keys(keys, "federation.example.org:9443", ["west"])
+    for name in ("north", "south", "west"):
+        identity = site_identity(site_keys(keys / "sites" / name))
+        assert list(identity.members) == ["north", "south", "west"]
+        assert identity.private.public_key() == identity.members[name]
+    (keys / "sites/north/members/north.pub").write_bytes((keys / "server/sites/south.pub").read_bytes())
+    with pytest.raises(Refused, match=r"does not have its own public key as north\.pub"):
+        site_identity(site_keys(keys / "sites/north"))
+
+
+def test_a_site_may_make_its_own_key(keys: Path) -> None:
+    """As SECURITY.md says, so that nobody else has ever had it."""
+    if shutil.which("ssh-keygen") is None:
+        pytest.skip("there is no ssh-keygen")
+    own = keys / "sites/north"
+    (own / "site.key").unlink()
+    subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", str(own / "site.key")], check=True)
+    public = (own / "site.key.pub").read_bytes()
+    for place in (keys / "server/sites", own / "members", keys / "sites/south/members"):
+        (place / "north.pub").write_bytes(public)
+    identity = site_identity(site_keys(own))
+    assert identity.members["north"] == site_identity(site_keys(keys / "sites/south")).members["north"]
+    assert public_bytes(server_keys(keys).sites()["north"])
 
 
 def test_revoked(keys: Path) -> None:

@@ -166,6 +166,7 @@ def site_command(
         plugins=plugin or (),
         device=device,
         tell=_tell,
+        keys=own,
     )
     _show_site(site, own.server, rules.as_dict())
     if check:

@@ -94,12 +94,25 @@ class Trained:
 
 
 @dataclass(frozen=True)
+class MaskingCost:
+    """What it took to add uploads up without seeing them: keys, shares and lists beside the masked numbers."""
+
+    up: int
+    """Bytes."""
+    down: int
+    seconds: dict[str, float]
+    """Of each stage."""
+
+
+@dataclass(frozen=True)
 class TrainedGroup:
     """The encoded sums of a group's uploads, and the result of each client, in the order of the job."""
 
     blob: bytes
     each: tuple["Trained | Failed", ...]
     """Without uploads of their own."""
+    masking: MaskingCost | None = None
+    """Where the uploads were masked; losses are then the mean over all clients."""
 
 
 @dataclass(frozen=True)

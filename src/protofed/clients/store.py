@@ -64,6 +64,10 @@ class ClientStore:
         if not self._proposal(client, round).exists():
             _link(path, self._proposal(client, round))
 
+    def is_proposed(self, client: str, round: int) -> bool:
+        """Whether a round's training has left a state that is not committed yet."""
+        return self._proposal(client, round).exists()
+
     def withdraw(self, client: str, round: int) -> None:
         """Forget the proposal of a client whose upload was refused."""
         self._proposal(client, round).unlink(missing_ok=True)

@@ -1,20 +1,36 @@
 """The engine of a deployment: a job goes to the site it is about, and AcceptedRounds knows whose uploads counted."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from protofed.clients import Absent, Failed, Job, Predict, Result, Train, Trained, TrainGroup, decode_result, encode_job
+from protofed.clients import (
+    Absent,
+    Failed,
+    Job,
+    Predict,
+    Result,
+    Train,
+    Trained,
+    TrainedGroup,
+    TrainGroup,
+    decode_result,
+    encode_job,
+)
+from protofed.deploy.masked_round import MaskedRound, UnmaskedRounds
 from protofed.deploy.protocol import RunTerms, SiteRequest
 from protofed.deploy.supernode import pause_after
 from protofed.engines.flower import OutgoingMessage, send_and_receive
 from protofed.errors import BadMessage
+from protofed.guards import UploadWords
 from protofed.records import Message
 
 if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
     from flwr.serverapp import Grid
 
 _LONGEST_PAUSE = 0.5
+_NO_MEMBER = "it is no member of the federation any more"
 
 
 class AcceptedRounds:
@@ -62,8 +78,19 @@ class SitesEngine:
     scattered = True
     trains_groups = False
 
-    def __init__(self, grid: "Grid", nodes: dict[str, int], accepted: AcceptedRounds, timeout: float) -> None:
+    def __init__(
+        self,
+        grid: "Grid",
+        nodes: dict[str, int],
+        accepted: AcceptedRounds,
+        timeout: float,
+        identities: "Callable[[], Mapping[str, EllipticCurvePublicKey]]",
+        min_sites: int = 1,
+    ) -> None:
         self.nodes = nodes
+        self._identities = identities
+        self._min_sites = min_sites
+        self._unmasked = UnmaskedRounds(accepted.folder)
         self.terms: RunTerms | None = None
         self._grid = grid
         self._accepted = accepted
@@ -75,7 +102,7 @@ class SitesEngine:
         messages = [self._address(job, message) for job, message in members]
         for job, _ in jobs:
             if self._site(job) not in self.nodes:
-                yield job, self._failure(job, "it is no member of the federation any more")
+                yield job, self._failure(job, _NO_MEMBER)
         for position, reply in send_and_receive(self._grid, messages, self._timeout, _pause):
             job = members[position][0]
             yield job, self._result(job, reply)
@@ -88,6 +115,39 @@ class SitesEngine:
         ]
         for position, reply in send_and_receive(self._grid, messages, timeout, _pause):
             yield names[position], reply
+
+    def train_masked(self, jobs: Sequence[tuple[Train, Message]], words: UploadWords) -> TrainedGroup:
+        """Train at all sites, and add their uploads up without seeing any of them."""
+        assert self.terms is not None, "terms come first"
+        by_site = {self._site(job): (job, message) for job, message in jobs}
+        attempt = MaskedRound(
+            self.terms.run,
+            by_site,
+            words,
+            self._identities(),
+            self._ask_stage,
+            self._timeout,
+            self._unmasked,
+            self._min_sites,
+        )
+        group = attempt.result()
+        for (job, _), one in zip(by_site.values(), group.each, strict=True):
+            if isinstance(one, Trained):
+                self._accepted.answered(job.client, job.round)
+        return group
+
+    def must_repeat(self, round: int) -> bool:
+        """Whether a round was to be unmasked before, so that it can only be begun again with the very same sites."""
+        return self._unmasked.survivors(round) is not None
+
+    def _ask_stage(self, bodies: Mapping[str, bytes], timeout: float) -> Iterator[tuple[str, bytes | Failed]]:
+        requests = {}
+        for site, body in bodies.items():
+            if site in self.nodes:
+                requests[site] = SiteRequest("mask", self.terms, self._accepted.last(f"{site}-0"), body)
+            else:
+                yield site, Failed(_NO_MEMBER)
+        yield from self.ask(requests, timeout)
 
     def close(self) -> None:
         """Nothing: the SuperLink outlives the engine."""

@@ -4,8 +4,8 @@ Public are `flwr.app`, `flwr.serverapp`, `flwr.clientapp`, `flwr.simulation` and
 used here is not, and may change with any release: everything was checked with Flower 1.41.0, the only version that
 pyproject.toml allows, and each function says what stops working where Flower changes. Before another version is
 allowed, go through this file and the few lines elsewhere that cannot be here: `superlink.py` and `supernode.py`, which
-run without protofed, `prepare_flower` in engines/flower.py, and guards/flower_secagg.py. tests/deploy/test_link.py and
-test_processes.py run all of it for real.
+run without protofed, `prepare_flower` in engines/flower.py, and Shamir's shares in guards/masking/crypto.py.
+tests/deploy/test_link.py and test_processes.py run all of it for real.
 """
 
 import hashlib
@@ -18,6 +18,7 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from protofed.deploy.superlink import SECRET_HEADER
+from protofed.deploy.supernode import pull_eagerly
 from protofed.engines.flower import envelope_in, to_record_dict
 
 if TYPE_CHECKING:
@@ -248,6 +249,7 @@ def server_app(address: str, authority: bytes, token: str, reachable: Callable[[
     from flwr.supercore.task_identity import TaskIdentity
     from flwr.superlink.grid import HttpGrid
 
+    pull_eagerly()
     grid = HttpGrid(address, root_certificates=authority, token=token)
     client = grid._runtime_client
     heartbeat = _start_heartbeat(client)
@@ -275,6 +277,7 @@ def answer_as_client_app(address: str, token: str, answer: Callable[[bytes], byt
     from flwr.supercore.runtime import RuntimeHttpClient
     from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
+    pull_eagerly()
     client = _connect(RuntimeHttpClient, address, None, "flwr-clientapp", RuntimeTokenHttpInterceptor(token))
     heartbeat = _start_heartbeat(client)
     try:

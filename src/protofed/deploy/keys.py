@@ -4,7 +4,8 @@ A folder of keys has one folder for each party, and each party needs nothing but
 
     KEYS/authority.key           stays with whoever makes keys; needed to add a server address later
     KEYS/server/                 ca.pem, server.pem, server.key, and sites/NAME.pub for everyone who may take part
-    KEYS/sites/NAME/             ca.pem, site.key, site.json (its name and the server's address)
+    KEYS/sites/NAME/             ca.pem, site.key, site.json (its name and the server's address), and members/NAME.pub
+                                 of every site, by which sites know each other's keys without asking the server
 """
 
 import ipaddress
@@ -21,7 +22,7 @@ from protofed.errors import UserError
 from protofed.system import make_private, write_atomically
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
     from cryptography.x509 import Certificate
 
 _DAYS = 3650
@@ -37,6 +38,11 @@ class SiteKeys:
     """Host and port."""
     authority: Path
     private: Path
+
+    @property
+    def members(self) -> Path:
+        """The folder with the public keys of all sites, for secure sums."""
+        return self.private.parent / "members"
 
 
 @dataclass(frozen=True)
@@ -76,8 +82,18 @@ def make_keys(folder: Path, server: str, sites: Iterable[str]) -> list[Path]:
         for name in names
         if not (folder / "server" / "sites" / f"{name}.pub").exists()
     ]
+    _introduce_members(folder)
     make_private(folder)
     return made
+
+
+def _introduce_members(folder: Path) -> None:
+    """Give every site whose folder is still here the public keys of all."""
+    members = ServerKeys.at(folder / "server").sites()
+    for own in sorted((folder / "sites").glob("*/site.json")):
+        (own.parent / "members").mkdir(exist_ok=True)
+        for path in members.values():
+            write_atomically(own.parent / "members" / path.name, path.read_bytes())
 
 
 def _make_site(folder: Path, name: str, server: str) -> Path:
@@ -140,6 +156,11 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 def public_bytes(path: Path) -> bytes:
     """The public key in a file, as Flower registers it."""
+    return public_key_bytes(public_key(path))
+
+
+def public_key(path: Path) -> "EllipticCurvePublicKey":
+    """The public key of a site in a file."""
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
@@ -149,7 +170,7 @@ def public_bytes(path: Path) -> bytes:
         key = None
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise UserError(f"{path} is no public key of a site")
-    return public_key_bytes(key)
+    return key
 
 
 def _make_server(folder: Path, host: str) -> None:

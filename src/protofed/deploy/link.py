@@ -7,13 +7,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from protofed.deploy import flower, superlink
-from protofed.deploy.keys import ServerKeys, host_and_port, public_bytes
+from protofed.deploy.keys import ServerKeys, host_and_port, public_bytes, public_key
 from protofed.deploy.programs import Program, flower_program, is_listening, new_secret, wait_for
 from protofed.engines.flower import prepare_flower
 from protofed.errors import UserError
 from protofed.system import FileLock, make_private
 
 if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
     from flwr.serverapp import Grid
 
 log = logging.getLogger("protofed")
@@ -113,6 +114,10 @@ class SuperLink:
                 name,
                 self._keys.sites()[name],
             )
+
+    def identities(self) -> "dict[str, EllipticCurvePublicKey]":
+        """The members' public keys, by which they sign."""
+        return {name: public_key(path) for name, path in self._keys.sites().items()}
 
     @contextmanager
     def run(self) -> Iterator["Grid"]:

@@ -7,6 +7,7 @@ epsilon = 8.0                     # most that all runs together may cost; needs 
 evaluations = 16                  # most scores in a round
 message_bytes = 50_000_000        # largest message that leaves
 guard = "clip=1.0,noise=0.5"      # at least this much is done to what leaves
+secure_sites = 5                  # fewest sites among whom a masked upload hides
 """
 
 import tomllib
@@ -18,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from protofed.errors import UserError
 from protofed.guards import parse_guard
+from protofed.guards.masking import FEWEST
 
 
 class Refused(Exception):
@@ -36,6 +38,7 @@ class Policy(BaseModel):
     evaluations: Annotated[int, Field(ge=0)] = 16
     message_bytes: Annotated[int, Field(ge=1)] | None = None
     guard: str | None = None
+    secure_sites: Annotated[int, Field(ge=FEWEST)] | None = None
 
     @classmethod
     def read(cls, path: Path | None) -> "Policy":

@@ -17,6 +17,7 @@ from protofed.deploy.link import SuperLink
 from protofed.deploy.protocol import SITES, RunTerms, SiteRequest
 from protofed.errors import BadMessage, UserError
 from protofed.federation import Diverged, Federation, RunFolder, TooFewClients
+from protofed.guards import parse_guard
 from protofed.metrics import ACCURACY
 from protofed.records import encode
 from protofed.runs.assembly import Assembly, assemble, resolved
@@ -75,6 +76,8 @@ def serve(
             f"--metric {options.metric} needs what is predicted for single images, which stays at the sites; each "
             "finds all metrics of its own test images in its report.json"
         )
+    if options.keep_messages and parse_guard(options.guard).secure:
+        raise UserError("--keep-messages: with secure=on no single upload reaches the server; keep one of both")
     accepted = AcceptedRounds(out / "clients")
     folder = RunFolder(out, accepted)
     if not resume:
@@ -108,7 +111,9 @@ class _Server:
     ) -> None:
         self._link, self._options, self._limits = link, options, limits
         self._folder, self._accepted = folder, accepted
-        self._engine = SitesEngine(grid, link.admit_members(), accepted, limits.round_timeout)
+        self._engine = SitesEngine(
+            grid, link.admit_members(), accepted, limits.round_timeout, link.identities, limits.min_sites or 1
+        )
         self._identity = uuid.uuid4().hex
         self._refused_sites: set[str] = set()
         self._bad_hellos: dict[str, int] = {}
@@ -277,7 +282,7 @@ class _Server:
         assert self._engine.terms is not None
         census = self._engine.terms.census
         late = [name for name in self._engine.nodes if name not in census.sites and name not in self._refused_sites]
-        if not late:
+        if not late or self._engine.must_repeat(federation.rounds_done):
             return
         hellos = self._ask_hello(late)
         for name in late:

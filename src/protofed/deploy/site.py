@@ -39,11 +39,15 @@ from protofed.clients import (
 )
 from protofed.data import Dataset, Images, ReadOptions, load
 from protofed.deploy.census import Hello
+from protofed.deploy.keys import SiteKeys
 from protofed.deploy.ledger import SiteLedger
+from protofed.deploy.masked_site import MaskedUploads, site_identity
+from protofed.deploy.masked_stages import StageRequest
 from protofed.deploy.policy import Policy, Refused
 from protofed.deploy.protocol import SITES, RunTerms, SiteRequest, fingerprint
 from protofed.errors import BadMessage, NotFinite, UserError
 from protofed.guards import PrivacyLedger
+from protofed.guards.masking import FEWEST
 from protofed.records import Bytes, Message
 from protofed.runs.assembly import assemble
 from protofed.runs.metrics import own_metrics
@@ -121,9 +125,11 @@ class Site:
         weights: str | None = None,
         plugins: Sequence[str] = (),
         device: str = "cpu",
+        keys: SiteKeys | None = None,
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.name = name
+        self._keys = keys
         self.finished = False
         """Whether a run was brought to its end."""
         self._data = data
@@ -172,7 +178,11 @@ class Site:
             run.finish(request, self._state)
             self.finished = True
             return "done", None, pack({"done": run.terms.run})
+        if request.kind == "mask":
+            return run.mask(request)
         job, message = decode_job(request.body, "server")
+        if isinstance(job, Train) and run.secure:
+            raise Refused("with secure=on no single upload leaves, but masked ones")
         return (
             type(job).__name__.lower(),
             job.round + 1,
@@ -190,7 +200,16 @@ class Site:
             guard = terms.options.get("guard")
             self._policy.admit(options.method, options.training_plan().rounds, None if guard is None else str(guard))
             self._run = _SiteRun(
-                self.name, self.client, terms, self._data, self.dataset, self._own, self._state, self._ledger
+                self.name,
+                self.client,
+                terms,
+                self._data,
+                self.dataset,
+                self._own,
+                self._state,
+                self._ledger,
+                self._keys,
+                self._policy.secure_sites or FEWEST,
             )
         return self._run
 
@@ -232,6 +251,8 @@ class _SiteRun:
         own: dict[str, Any],
         state: Path,
         ledger: SiteLedger,
+        keys: SiteKeys | None,
+        fewest: int,
     ) -> None:
         self.terms = terms
         self._client = client
@@ -263,6 +284,10 @@ class _SiteRun:
         self._ledger.hold_to(
             {"guard": context.guard.model_dump(), "method": str(context.method), "plan": str(context.plan)}
         )
+        self.secure = context.guard.secure
+        if self.secure:
+            site_identity(keys)
+        self._masked = MaskedUploads(assembly.prepared, client, keys, self._folder, fewest)
 
     def answer(self, job: Job, message: Message, accepted: int | None, check_size: Callable[[int], None]) -> bytes:
         """The answer to a job. It is sealed before it leaves, and the same one is given when it is asked again."""
@@ -271,7 +296,7 @@ class _SiteRun:
         def make() -> bytes | None:
             result = self.perform(job, message, accepted)
             if isinstance(result, Failed):
-                failed.append(_without_data(result.reason, result.trace))
+                failed.append(result)
                 return None
             reply = encode_result(result)
             check_size(len(reply))
@@ -298,7 +323,29 @@ class _SiteRun:
             raise Refused("what is predicted for single images stays here; only scores are told")
         self._settle(job.round, accepted)
         with one_thread():
-            return self._side.perform(job, message)
+            result = self._side.perform(job, message)
+        return _without_data(result.reason, result.trace) if isinstance(result, Failed) else result
+
+    def mask(self, request: SiteRequest) -> tuple[str, int, bytes]:
+        """A stage of a secure sum."""
+        stage, body = StageRequest.read(request.body)
+        if not self.secure or stage.session.run != self.terms.run:
+            raise Refused("this run has no such secure sum")
+        if stage.stage == "train":
+            job, message = decode_job(body, "server")
+            if not isinstance(job, Train) or job.round != stage.session.round:
+                raise Refused("a secure sum begins with the training of its round")
+            # What a round may cost is settled before it is trained; it costs that once, however often it is begun.
+            self._ledger.upload(job.round, lambda: f"masked upload of round {job.round + 1}".encode())
+            proposed = self._store.is_proposed(self._client, job.round)
+
+            def training() -> Result:
+                return self.perform(job, message, request.accepted)
+
+            reply = self._masked.train(stage, job, message, proposed, training, self.terms.as_dict())
+        else:
+            reply = self._masked.go_on(stage, body)
+        return f"masked {stage.stage}", stage.session.round + 1, reply
 
     def finish(self, request: SiteRequest, state: Path) -> None:
         """Keep the final model, and report how it does on the site's own test images."""

@@ -1,6 +1,6 @@
 """Jobs and results as Flower messages, and the engine that sends them to the nodes of Flower's simulation.
 
-A job or a result is an envelope of bytes: one uint8 array in a message, one in its reply. `send_and_receive` carries
+A job or a result is an envelope of bytes: one in a message, one in its reply. `send_and_receive` carries
 envelopes over any Flower grid, that of the simulation here or that of a deployment; a node that does not answer in
 time has failed. Flower is optional, so it is imported only where it is used.
 """
@@ -55,7 +55,8 @@ _ENVIRONMENT = {
 }
 """No telemetry, no check for updates, and nothing is installed behind the user's back."""
 
-_RECORD, _ARRAY = "protofed", "envelope"
+_RECORD, _ENVELOPE = "protofed", "envelope"
+_LARGEST_WHOLE = 64 * 2**20
 _EXPIRED = (3, 4)
 """Of Flower 1.41's ErrorCode: a message or a reply that has outlived its time, or never came to an end."""
 _NODE_GONE = 5
@@ -90,18 +91,24 @@ class OutgoingMessage:
 
 
 def to_record_dict(envelope: bytes) -> "RecordDict":
-    """An envelope as Flower carries it."""
-    from flwr.app import Array, ArrayRecord, RecordDict
+    """An envelope as Flower carries it.
 
+    Every object of a message is a request of its own, four times on its way. Bytes in a ConfigRecord make three
+    objects, an array five and more; but only an array is cut into chunks, which what is very large needs.
+    """
+    from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+    if len(envelope) <= _LARGEST_WHOLE:
+        return RecordDict({_RECORD: ConfigRecord({_ENVELOPE: envelope})})
     array = Array(dtype="uint8", shape=(len(envelope),), stype="protofed", data=envelope)
-    return RecordDict({_RECORD: ArrayRecord({_ARRAY: array})})
+    return RecordDict({_RECORD: ArrayRecord({_ENVELOPE: array})})
 
 
 def envelope_in(message: "FlowerMessage", sender: str) -> bytes:
     """The envelope in a message."""
     try:
-        array: Any = message.content[_RECORD][_ARRAY]
-        return bytes(array.data)
+        content: Any = message.content[_RECORD][_ENVELOPE]
+        return content if isinstance(content, bytes) else bytes(content.data)
     except (KeyError, TypeError, AttributeError):
         raise BadMessage(f"{sender}: the message holds no envelope") from None
 

@@ -5,9 +5,10 @@ from dataclasses import replace
 from os import SEEK_END
 from pathlib import Path
 from tempfile import SpooledTemporaryFile
-from typing import IO, Any, Protocol
+from typing import IO, Any, Protocol, runtime_checkable
 
-from protofed.clients import Job, Result, Trained, TrainedGroup
+from protofed.clients import Job, Result, Train, Trained, TrainedGroup
+from protofed.guards import UploadWords
 from protofed.records import Message
 
 
@@ -26,6 +27,14 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Stop all processes it started."""
+
+
+@runtime_checkable
+class MaskingEngine(Engine, Protocol):
+    """One whose clients mask their uploads for each other, so that nobody here sees a single one."""
+
+    def train_masked(self, jobs: Sequence[tuple[Train, Message]], words: UploadWords) -> TrainedGroup:
+        """The sum of the clients' uploads, and who is in it, in the order of the jobs."""
 
 
 _WAITING_IN_MEMORY = 32 * 2**20

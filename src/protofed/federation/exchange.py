@@ -3,10 +3,21 @@
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from protofed.clients import DiskFailed, Failed, Job, Prepared, Result, Train, Trained, TrainedGroup, TrainGroup
+from protofed.clients import (
+    DiskFailed,
+    Failed,
+    Job,
+    MaskingCost,
+    Prepared,
+    Result,
+    Train,
+    Trained,
+    TrainedGroup,
+    TrainGroup,
+)
 from protofed.errors import BadMessage, NotFinite, UserError
 from protofed.federation.door import Door, refused
 from protofed.guards import SecureTally
@@ -36,6 +47,8 @@ class Exchange:
     events: list[dict[str, Any]] = field(default_factory=list)
     failures: list[Failed] = field(default_factory=list)
     members: dict[str, Weights] = field(default_factory=dict)
+    masking: dict[str, Any] = field(default_factory=dict)
+    """The entry of the round's line where uploads were masked."""
 
     @property
     def grouped_tally(self) -> Tally:
@@ -74,6 +87,8 @@ class Exchange:
 
     def _receive_group(self, job: TrainGroup, result: TrainedGroup) -> dict[str, Failed]:
         each = dict(zip(job.clients, result.each, strict=True))
+        if result.masking is not None:
+            self._add_masking(result.masking)
         trained = {client: one for client, one in each.items() if isinstance(one, Trained)}
         if trained:
             like = self.prepared.templates.upload
@@ -98,6 +113,11 @@ class Exchange:
         if self.member_of is not None:
             self.members[job.client] = self.member_of(job, upload)
         return None
+
+    def _add_masking(self, cost: MaskingCost) -> None:
+        self.up += Bytes(other=cost.up)
+        self.down += Bytes(other=cost.down)
+        self.masking = {"secure": asdict(cost)}
 
     def _add_loss(self, result: Trained) -> None:
         self.samples += result.samples

@@ -12,17 +12,17 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
-from protofed.clients import Failed, GlobalModel, Job, Prepared, RunContext, Train, TrainGroup
+from protofed.clients import Failed, GlobalModel, Job, Prepared, Result, RunContext, Train, TrainGroup
 from protofed.errors import BadMessage, NotFinite
 from protofed.federation.best import BestRound, BestTracker, By
 from protofed.federation.class_mean_head import HeadStart, start_from_class_means
 from protofed.federation.door import Door
-from protofed.federation.engine import Engine, in_order
+from protofed.federation.engine import Engine, MaskingEngine, in_order
 from protofed.federation.evaluation import Evaluator, Member
 from protofed.federation.exchange import LEFT_OUT, Exchange
 from protofed.federation.folder import RunFolder
 from protofed.federation.spending import REPEATED, Spending
-from protofed.guards import UNGUARDED, PrivacyLedger, SecureTally, possible_total, sensitivity_of
+from protofed.guards import UNGUARDED, PrivacyLedger, SecureTally, UploadWords, possible_total, sensitivity_of
 from protofed.metrics import ACCURACY
 from protofed.records import Message, Record, Tally, Weights, adds_up, decode, encode
 from protofed.seeding import generator
@@ -233,6 +233,7 @@ class Federation:
             "samples": exchange.samples,
             "seconds": clock.seconds(),
             "events": [*self.notes, *exchange.events, *self.evaluator.absences()],
+            **exchange.masking,
             **self._privacy(participants),
         }
         self.notes = []
@@ -321,7 +322,7 @@ class Federation:
         groups = self._groups(participants)
         jobs = self._jobs(round, groups, messages)
         ends = {group[-1] for group in groups[:-1]}
-        for job, result in in_order(self._door.perform(jobs), [job for job, _ in jobs], self.folder.path):
+        for job, result in self._results(round, participants, jobs):
             for client, failure in exchange.receive(job, result).items():
                 self.folder.store.withdraw(client, round)
                 exchange.leave_out(client, failure)
@@ -339,6 +340,20 @@ class Federation:
         exchange.average_losses()
         self.evaluator.trained(participants)
         return exchange
+
+    def _results(
+        self, round: int, participants: list[str], jobs: list[tuple[Job, Message]]
+    ) -> Iterator[tuple[Job, Result]]:
+        """What the engine makes of the jobs, in canonical order; of masked uploads one result, their sum."""
+        if self.context.guard.secure and isinstance(self._engine, MaskingEngine):
+            masked = [(job, message) for job, message in jobs if isinstance(job, Train)]
+            yield TrainGroup(round, tuple(participants)), self._engine.train_masked(masked, self._words(participants))
+        else:
+            yield from in_order(self._door.perform(jobs), [job for job, _ in jobs], self.folder.path)
+
+    def _words(self, participants: list[str]) -> UploadWords:
+        guard, like = self.context.guard, self._prepared.templates.upload
+        return UploadWords(len(participants), self.context.sizes, like, guard.secure_range)
 
     def _groups(self, participants: list[str]) -> list[list[str]]:
         """Participants whose uploads are added up before they join the others.
@@ -383,8 +398,8 @@ class Federation:
     def _tally(self, participants: list[str]) -> Tally | SecureTally:
         """What sums up the uploads of a round."""
         guard = self.context.guard
-        if guard.secure:
-            return SecureTally(participants, self.context.sizes, self._prepared.templates.upload, guard.secure_range)
+        if guard.secure and not isinstance(self._engine, MaskingEngine):
+            return SecureTally(self._words(participants), len(participants), self._prepared.templates.upload)
         return Tally(self.context.robust, self.context.max_share)
 
     def _accuracy(self, round: int, members: dict[str, Weights]) -> tuple[dict[str, Any] | None, float | None]:

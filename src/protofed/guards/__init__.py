@@ -6,7 +6,7 @@ from protofed.guards.gradients import PrivateGradients
 from protofed.guards.guard import UNGUARDED, Guard, parse_guard
 from protofed.guards.privatise import guard_rows, privatise
 from protofed.guards.rules import refuse_impossible
-from protofed.guards.secure import SecureTally
+from protofed.guards.secure import SecureTally, UploadWords
 from protofed.guards.sums import noise_on_sum, noised_form, possible_total, sensitivity_of
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "PrivateGradients",
     "SampledGaussianMechanism",
     "SecureTally",
+    "UploadWords",
     "guard_rows",
     "noise_on_sum",
     "noised_form",

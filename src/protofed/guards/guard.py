@@ -32,7 +32,7 @@ class Guard(BaseModel):
     )
     subsample: float = Field(1.0, gt=0, le=1, description="part of its samples a client makes prototypes or banks of")
     quantise: int | None = Field(None, ge=1, le=8, description="bits of every number that is sent")
-    secure: bool = Field(False, description="the server learns sums over clients only (SecAgg+ of Flower)")
+    secure: bool = Field(False, description="the server learns sums over clients only, of masked numbers")
     secure_range: _Positive = Field(32.0, description="largest number that secure aggregation can carry")
     delta: float = Field(1e-5, gt=0, lt=1, description="the delta of (epsilon, delta)")
     accountant: Literal["rdp", "prv", "zcdp"] = Field(

@@ -8,7 +8,6 @@ from protofed.errors import UserError
 from protofed.guards.accounting import require_opacus
 from protofed.guards.guard import Guard
 from protofed.guards.privatise import known_before
-from protofed.guards.secure import require_flower
 from protofed.guards.sums import sends_sums
 from protofed.method import Method
 from protofed.models import Split, describe
@@ -93,7 +92,6 @@ def _refuse_unbounded(name: str, down: Record, upload: Record) -> None:
 
 
 def _refuse_single_values(guard: Guard, name: str, upload: Record) -> None:
-    require_flower()
     if guard.quantise:
         raise UserError("guard: secure aggregation quantises by itself; leave quantise out")
     for part, item in parts_of(upload).items():
