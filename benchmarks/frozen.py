@@ -79,7 +79,7 @@ def measure(case: Case, alternations: int) -> Measured:
     with tempfile.TemporaryDirectory(prefix="protofed-benchmark-") as temporary, registered(case.method) as name:
         weights = Path(temporary) / "backbone.safetensors"
         save_file(_backbone(case.work).state_dict(), weights)
-        options = {"batch": _BATCH, "lr": _LR, "weights": str(weights), "set": case.settings}
+        options = {"batch": _BATCH, "optimizer": "sgd", "lr": _LR, "weights": str(weights), "set": case.settings}
         _check(name, case, options)
         seconds = []
         for alternation in range(alternations):

@@ -97,7 +97,7 @@ class _Poisoned(RunContext):
 class _Infiltrated:
     """An engine one of whose clients tampers with its uploads."""
 
-    name, workers = "infiltrated", 1
+    name, workers, scattered = "infiltrated", 1, False
 
     def __init__(self, prepared: Prepared, hostile: str, attack: Attack) -> None:
         self._engine = LoopEngine(prepared)

@@ -22,11 +22,12 @@ from benchmarks import RESULTS, report, table
 from protofed.text import percent
 
 DOMAINS = ("art_painting", "cartoon", "photo", "sketch")
+_STAGE: dict[str, Any] = {"train": "last", "views": 4}
 VARIANTS: dict[str, dict[str, Any]] = {
     "ridge": {"method": "protoridge", "set": {"balance": "domain"}},
-    "prototypes": {"method": "prototune"},
-    "head": {"method": "prototune", "set": {"target": "head"}},
-    "both": {"method": "prototune", "set": {"target": "both"}},
+    "prototypes": {"method": "prototune", **_STAGE},
+    "head": {"method": "prototune", "set": {"target": "head"}, **_STAGE},
+    "both": {"method": "prototune", "set": {"target": "both"}, **_STAGE},
 }
 
 
@@ -74,8 +75,6 @@ def _compared(left: str, variants: dict[str, Any], seeds: list[int], data: str, 
         protocol=f"leave-out={left}",
         clients=others,
         fraction=0.3,
-        train="last",
-        views=4,
         evaluate_every=1000,
     )
 

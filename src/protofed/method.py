@@ -42,12 +42,14 @@ def _unguarded(notes: Notes) -> Notes:
     return notes
 
 
-def knob(description: str, *, default: Any, name: str | None = None) -> Any:
+def knob(description: str, *, default: Any, name: str | None = None, before: Any = None) -> Any:
     """A hyper-parameter with a sentence on what it does and the paper's default.
 
-    `name` is what the user calls it, where the field cannot have that name because a hook does.
+    `name` is what the user calls it, where the field cannot have that name because a hook does. `before` is the value
+    that is in force in runs from before there was this knob, where that is not the default.
     """
-    return field(default=default, metadata={"description": description, **({"name": name} if name else {})})
+    named = {"name": name} if name else {}
+    return field(default=default, metadata={"description": description, "before": before, **named})
 
 
 def epochs_in(text: str) -> tuple[int, ...]:

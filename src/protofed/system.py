@@ -136,6 +136,7 @@ _DISK_TROUBLE = {
     errno.EACCES: "choose a place you may write to and read from, or have its permissions changed",
     errno.EPERM: "choose a place you may write to and read from, or have its permissions changed",
     errno.EROFS: "choose a place that can be written to",
+    errno.EEXIST: "choose a path whose folders are folders",
     errno.ENOTDIR: "choose a path whose folders are folders",
     errno.EISDIR: "choose a file instead of a folder",
     errno.ENAMETOOLONG: "choose a shorter name",

@@ -54,8 +54,8 @@ def test_pointing_game_quick(benchmark, capsys):
 
 def test_the_game_counts_what_the_clients_models_predict(benchmark, tmp_path):
     game = benchmark("pointing_game")
-    outcome = game.play(game.QUICK, 0, game.backbone(game.QUICK, tmp_path), tmp_path)
-    opened = OpenRun(tmp_path / "seed0", with_data=True)
+    outcome = game.play(game.QUICK, "fedadapterproto", 0, game.backbone(game.QUICK, tmp_path), tmp_path)
+    opened = OpenRun(tmp_path / "fedadapterproto-seed0", with_data=True)
     right, ill = [], 0
     for client, site in opened.domains.items():
         test = opened.context.dataset.domains[site].test

@@ -78,7 +78,12 @@ def test_a_named_epsilon_is_what_a_whole_client_spends(method: str, tiny_data: s
     assert parts.context.guard.noise > 0
 
 
-SEPARABLE = [name for name in method_names() if find_method(name)().separable]
+# The small network of these tests has no stages for adapters, and nothing of a centralized run is sent.
+SEPARABLE = [
+    name
+    for name in method_names()
+    if find_method(name)().separable and name != "centralized" and not name.startswith("fedadapter")
+]
 
 
 def sample_level(method: str, data: str) -> Assembly:

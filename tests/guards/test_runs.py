@@ -105,8 +105,8 @@ def test_robust_runs(rule: str, tiny_run) -> None:
 
 
 def test_what_a_robust_rule_does_not_reach_is_said(tiny_run) -> None:
-    run = tiny_run("i2pfl", robust="median", rounds=1)
-    assert any("P of i2pfl is used client by client" in warning for warning in run.config["warnings"])
+    run = tiny_run("fedmp", robust="median", rounds=1)
+    assert any("U of fedmp is used client by client" in warning for warning in run.config["warnings"])
 
 
 def test_rows_are_noised_without_a_promise(tiny_run) -> None:

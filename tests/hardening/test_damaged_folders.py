@@ -120,7 +120,7 @@ def test_a_full_disk_is_told_and_the_run_goes_on_afterwards(
         patch.setattr(folder_module, "write_atomically", fills_up)
         assert main(words) == 2
     told = capsys.readouterr().err
-    assert "No space left on device" in told
+    assert "no space left on device; make room" in told
     assert "--resume" in told
     assert told.count("\n") == 1
     assert main(["run", "--resume", "--quiet", "--out", str(tmp_path / "run")]) == 0

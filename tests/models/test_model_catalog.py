@@ -75,7 +75,7 @@ def test_impossible_shapes(shape: tuple[int, ...], classes: int) -> None:
 
 def test_description_has_type_default_and_doc_of_each_option() -> None:
     options = describe("resnet50").options
-    assert list(options) == ["width", "stem", "stem_maxpool", "norm"]
+    assert list(options) == ["width", "stem", "stem_maxpool", "norm", "init"]
     assert (options["width"].values, options["width"].default) == ("a whole number >= 1", 64)
     assert (options["stem"].values, options["stem"].default) == ("cifar|standard", "standard")
     assert options["stem_maxpool"].values == "on|off"

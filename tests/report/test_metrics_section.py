@@ -41,21 +41,21 @@ def test_a_run_of_two_classes(noisy_data: str, tmp_path: Path) -> None:
     assert "By the model each client would use" not in shown, "it is the server's, on the same images"
     said = " ".join(headline(read(run.path)))
     assert f"its AUC is {100 * metrics['global']['average']['auc']['value']:.2f} %" in said
-    assert said.startswith("fedavg reaches")
+    assert "fedavg reaches" in said
 
 
 def test_the_headline_goes_by_the_metric(noisy_data: str, tmp_path: Path) -> None:
     run = protofed.run("fedproto", noisy_data, out=tmp_path / "run", rounds=2, metric="auc", **TINY)
-    first = headline(read(run.path))[0]
+    said = " ".join(headline(read(run.path)))
     average = run.summary["metrics"]["personal"]["average"]["auc"]["value"]
-    assert first.startswith(f"By AUC, fedproto reaches {100 * average:.2f} %")
+    assert f"By AUC, fedproto reaches {100 * average:.2f} %" in said
     options = {"data": noisy_data, "rounds": 2, "metric": "auc", **TINY}
     compared = protofed.compare(["fedavg", "i2pfl"], out=tmp_path / "cmp", **options)
     averages = {
         name: entry["by_metric"]["global"]["average"]["mean"] for name, entry in compared.content["methods"].items()
     }
     best = max(averages, key=lambda name: averages[name])
-    assert headline(read(tmp_path / "cmp"))[0].startswith(f"By AUC, {best} is best on average")
+    assert f"By AUC, {best} is best on average" in " ".join(headline(read(tmp_path / "cmp")))
     page = text_of(section(render(read(tmp_path / "cmp"))))
     assert "DeLong test on the same test images" in page
     for name in averages:

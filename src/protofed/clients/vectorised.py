@@ -56,6 +56,9 @@ def train_stacked(
 ) -> Iterator[tuple[ReadyClient, Weights, TrainingResult]]:
     """Train clients that are alike for this round's epochs; each with the weights it ends with."""
     set_modes(method, net)
+    if net.shortcut is not None:
+        # Stand-ins are made on demand, which must not be inside a function that is being vectorised.
+        tuple(net.shortcut.stand_ins.values())
     stack = _Stack.of(method, net, ready_clients)
     clients = [
         _StackedClient(ready, training_batches(method, ready.samples, ready.at), TrainingLog(_dtype(net)))

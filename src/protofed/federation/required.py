@@ -27,7 +27,7 @@ RUN_KEYS: Keys = {
     "engine": {"name": str, "workers": int},
     "seed": int,
 }
-SUMMARY_KEYS: Keys = {"accuracy": dict, "bytes": {"up": dict, "down": dict}, "seconds": dict}
+SUMMARY_KEYS: Keys = {"accuracy": dict | None, "bytes": {"up": dict, "down": dict}, "seconds": dict}
 
 
 def require(content: dict[str, Any], keys: Keys, where: Path | str) -> dict[str, Any]:

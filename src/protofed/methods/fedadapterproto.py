@@ -43,7 +43,9 @@ class _TrainsPartPrototypes(FrozenBackbone[U]):
     mu2: NonNegative = knob("pull of the prototype layer towards the global one", default=0.0)
 
     start: Literal["patches", "uniform"] = knob(
-        "prototypes start from class means of the clients' patches, sent once, or anywhere in [0, 1]", default="patches"
+        "prototypes start from class means of the clients' patches, sent once, or anywhere in [0, 1]",
+        default="patches",
+        before="uniform",
     )
 
     @property

@@ -72,7 +72,7 @@ class I2PFL(Method[SeparatePrototypeUpload]):
     )
     mixup_fold: bool = knob("use max(gamma, 1 - gamma), so that the own sample dominates", default=False)
 
-    clip: NonNegative = knob("largest norm of the gradient of a step; 0: as large as it comes", default=5.0)
+    clip: NonNegative = knob("largest norm of the gradient of a step; 0: as large as it comes", default=5.0, before=0.0)
 
     @property
     def steps(self) -> tuple[Step, ...]:

@@ -12,8 +12,11 @@ from protofed.runs.assembly import Assembly
 from protofed.runs.opened import Run
 from protofed.runs.options import Options, make_options
 
-MAY_CHANGE = {"data_root", "engine", "workers", "device", "plugin", "keep_messages"}
+MAY_CHANGE = {"engine", "workers", "device", "plugin", "keep_messages"}
 """Options that decide where a run happens and what is kept of it, not what comes out of it."""
+
+MOVES = {"data_root"}
+"""Options that say where images are now; which ones they are is checked."""
 
 EXTENDS = {"rounds", "plan", "stop_when_flat"}
 """Options that decide when a run ends, not what comes out of its rounds."""

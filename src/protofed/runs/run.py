@@ -13,7 +13,7 @@ from protofed.federation import Diverged, Engine, Federation, RoundPolicy, RunFo
 from protofed.federation.chance import chance_levels
 from protofed.runs.assembly import Assembly, ClientSideRecipe, assemble
 from protofed.runs.estimate import estimate_seconds, refuse_if_too_large
-from protofed.runs.extend import EXTENDS, MAY_CHANGE, extend, extends, refuse_changes, refuse_extension
+from protofed.runs.extend import EXTENDS, MAY_CHANGE, MOVES, extend, extends, refuse_changes, refuse_extension
 from protofed.runs.health import COLLAPSES, diagnose, divergence, line_of, with_kept_round
 from protofed.runs.metrics import run_metrics
 from protofed.runs.network import keep_backbone
@@ -63,7 +63,7 @@ def run(
             raise UserError("--resume needs --out, the folder of the run to continue")
         Run(out).refuse_damaged()
         stored = Run(out).options
-        refuse_changes(stored, given, MAY_CHANGE | EXTENDS)
+        refuse_changes(stored, given, MAY_CHANGE | EXTENDS | MOVES)
         given = {**stored, **data_here(Run(out).config, given.get("data_root")), **_engine_of(Run(out)), **given}
     resolved = make_options(given)
     folder = RunFolder(Path(out) if out is not None else _free_name(resolved))
