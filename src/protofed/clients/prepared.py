@@ -15,7 +15,7 @@ from protofed.clients.optimizers import kept_state, make_optimizers
 from protofed.clients.samples import ClientSamples
 from protofed.clients.store import ClientState
 from protofed.data import Augment, Images
-from protofed.guards import noised_form
+from protofed.guards import PrivacyLedger, noised_form
 from protofed.method import At
 from protofed.models import Split
 from protofed.models.net import Net
@@ -53,6 +53,14 @@ class Prepared:
     def with_context(self, **changes: Any) -> "Prepared":
         """The same run with some of its context changed, where that leaves the records as they are."""
         return replace(self, context=replace(self.context, **changes))
+
+    def privacy_ledger(self, arrived: dict[int, int] | None = None) -> PrivacyLedger:
+        """What the clients spend by the run's plan; `arrived`: how many uploads came in rounds that are over, as its
+        owner keeps it.
+        """
+        context, upload = self.context, self.templates.upload
+        known = {} if arrived is None else arrived
+        return PrivacyLedger(context.guard, context.method, context.plan, context.sizes, upload, known)
 
 
 def prepare(context: RunContext) -> Prepared:

@@ -46,7 +46,6 @@ from protofed.deploy.masked_stages import StageRequest
 from protofed.deploy.policy import Policy, Refused
 from protofed.deploy.protocol import SITES, RunTerms, SiteRequest, fingerprint
 from protofed.errors import BadMessage, NotFinite, UserError
-from protofed.guards import PrivacyLedger
 from protofed.guards.masking import FEWEST
 from protofed.records import Bytes, Message
 from protofed.runs.assembly import assemble
@@ -273,9 +272,7 @@ class _SiteRun:
             assembly = assemble(options, self._store.folder, stand_in)
             self._side = ClientSide(assembly.prepared)
         context = assembly.context
-        costs = PrivacyLedger(
-            context.guard, context.method, context.plan, context.sizes, assembly.prepared.templates.upload
-        )
+        costs = assembly.prepared.privacy_ledger()
 
         def epsilon_of(rounds: Sequence[int]) -> float | None:
             return costs.spent_by(client, tuple(rounds)) if context.guard.promises else None

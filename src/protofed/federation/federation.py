@@ -22,7 +22,7 @@ from protofed.federation.evaluation import Evaluator, Member
 from protofed.federation.exchange import LEFT_OUT, Exchange
 from protofed.federation.folder import RunFolder
 from protofed.federation.spending import REPEATED, Spending
-from protofed.guards import UNGUARDED, PrivacyLedger, SecureTally, UploadWords, possible_total, sensitivity_of
+from protofed.guards import UNGUARDED, SecureTally, UploadWords, possible_total, sensitivity_of
 from protofed.metrics import ACCURACY
 from protofed.records import Message, Record, Tally, Weights, adds_up, decode, encode
 from protofed.seeding import generator
@@ -161,13 +161,10 @@ class Federation:
 
     def _enrol(self, prepared: Prepared) -> None:
         """Set the clients of the run: everything that depends on them is made here, and nowhere else."""
-        context, templates = prepared.context, prepared.templates
         self._prepared = prepared
         self._door = Door(self._engine, prepared)
-        self.evaluator = Evaluator(context, self._door)
-        self._ledger = PrivacyLedger(
-            context.guard, context.method, context.plan, context.sizes, templates.upload, self._arrived
-        )
+        self.evaluator = Evaluator(prepared.context, self._door)
+        self._ledger = prepared.privacy_ledger(self._arrived)
 
     def admit(self, prepared: Prepared) -> None:
         """Go on with more clients than before; a method whose state is made for certain clients cannot.

@@ -12,14 +12,12 @@ import torch
 from pydantic import Field
 
 from protofed.clients import ClientSide, Prepared, RunContext, Templates, choose_frozen, prepare
-from protofed.clients.class_means import linear_head
 from protofed.data import Augment, Dataset, Domain, Images, Normalise, Partition, deals_by_label, load, make_partition
 from protofed.data.catalog import data_options
 from protofed.engines import EngineChoice, choose_engine
 from protofed.errors import UserError
 from protofed.federation import RoundPolicy
-from protofed.guards import UNGUARDED, Guard, PrivacyLedger, parse_guard, settled
-from protofed.guards import refuse_impossible as refuse_guard
+from protofed.guards import UNGUARDED, Guard, parse_guard, settled
 from protofed.method import At, Method
 from protofed.metrics import refuse_unsuited
 from protofed.models import (
@@ -27,10 +25,9 @@ from protofed.models import (
     Split,
     WeightsReport,
     choose_layout,
-    nothing,
 )
-from protofed.models.freezing import frozen_tensors, parameter_count
-from protofed.records import Each, can_be_drawn_in, parse_robust, parts_of
+from protofed.models.freezing import parameter_count
+from protofed.records import parse_robust
 from protofed.registry import find_method, load_plugin, make_method, preset_settings
 from protofed.runs.network import (
     PHOTOGRAPH,
@@ -44,6 +41,8 @@ from protofed.runs.network import (
 )
 from protofed.runs.options import Options, make_options
 from protofed.runs.place import data_here, place_record
+from protofed.runs.refusals import refuse_impossible
+from protofed.runs.warnings import run_warnings
 from protofed.seeding import keyed_torch
 from protofed.settings import SettingInfo, checked
 
@@ -62,8 +61,6 @@ _DATA_SETTINGS = {
         "validation": Annotated[float, Field(ge=0, lt=1)],
     }.items()
 }
-
-_FEWEST_TOGETHER = 3
 
 VIEWS = Augment.parse("resized_crop=0.7,flip,jitter=0.1")
 """What photographs go through in training, and what cached views show, unless data.augment says otherwise."""
@@ -153,7 +150,7 @@ class Assembly:
             "model": self._model_description(),
             "plan": asdict(context.plan),
             "guard": context.guard.model_dump(),
-            **({"privacy": privacy_ledger(self.prepared).planned()} if context.guard.promises else {}),
+            **({"privacy": self.prepared.privacy_ledger().planned()} if context.guard.promises else {}),
             "robust": options.robust,
             "max_share": options.max_share,
             "seed": options.seed,
@@ -386,27 +383,11 @@ def _assembled(
         )
     frozen = choose_frozen(options.frozen, context)
     prepared = prepare(context).with_context(frozen=frozen.parts)
-    _refuse_impossible(options, network, prepared)
+    refuse_impossible(options, network, prepared, _participants(options, partition))
     prepared = prepared.with_context(guard=_settled(options, prepared.context, prepared.templates))
     engine = choose_engine(options.engine, options.workers, _participants(options, partition), prepared)
-    return Assembly(options, network, prepared, engine, _warnings(options, network, prepared), report, frozen.summary())
-
-
-def _warnings(options: Options, network: Network, prepared: Prepared) -> tuple[str, ...]:
-    """What the user should know before the first round."""
-    context = prepared.context
-    return (
-        *context.dataset.warnings,
-        *context.partition.warnings,
-        *_random_parts(options, network, context),
-        *_own_rule(options, context.method),
-        *_unused_validation(options, context),
-        *_own_plan(options, context),
-        *_unguarded_start(options, context),
-        *_cautions(options, context),
-        *_shared_noise(prepared),
-        *_beyond_robust(options, prepared.templates),
-        *_beyond_guard(context),
+    return Assembly(
+        options, network, prepared, engine, run_warnings(options, network, prepared), report, frozen.summary()
     )
 
 
@@ -415,25 +396,6 @@ def _settled(options: Options, context: RunContext, templates: Templates | None 
     upload = None if templates is None else templates.upload
     together = _participants(options, context.partition)
     return settled(context.guard, context.method, context.plan, context.sizes, together, upload)
-
-
-def _shared_noise(prepared: Prepared) -> list[str]:
-    """What holds where each client adds a part of the noise only."""
-    guard = prepared.context.guard
-    if guard.among == 1:
-        return []
-    ledger = privacy_ledger(prepared)
-    fewer = replace(ledger, arrived={0: guard.among - 1}).after([(0, ledger.sizes)])
-    return [
-        f"each of {guard.among} clients adds 1/{guard.among} of the noise's variance, so epsilon {guard.epsilon:g} "
-        f"holds for their sum only: if one drops out it is {fewer['epsilon']:.3g}, and those who collude know theirs"
-    ]
-
-
-def privacy_ledger(prepared: Prepared) -> PrivacyLedger:
-    """What the clients of a run spend by its plan; a client's own entry says what its answers cost."""
-    context = prepared.context
-    return PrivacyLedger(context.guard, context.method, context.plan, context.sizes, prepared.templates.upload)
 
 
 def _validation(options: Options, method: Method) -> float:
@@ -454,143 +416,9 @@ def _built(options: Options, method: Method, base: Split, at: At) -> Split:
         raise UserError(f"{options.method}: {error}") from None
 
 
-def _own_plan(options: Options, context: RunContext) -> list[str]:
-    """A warning where the method trains by its own plan."""
-    if context.plan.epochs == options.training_plan().epochs:
-        return []
-    if context.plan.epochs == (0,):
-        return [f"{options.method} ends after one exchange, in which nothing is trained"]
-    epochs = ",".join(map(str, context.plan.epochs))
-    return [f"{options.method} follows a plan of its own: {context.plan.rounds} rounds of {epochs} local epochs"]
-
-
-def _unguarded_start(options: Options, context: RunContext) -> list[str]:
-    """A warning where a guard keeps a method from the start it would take."""
-    if not context.method.starts_from_means or context.guard == UNGUARDED:
-        return []
-    return [f"{options.method} would start from class means, which no guard covers yet; it starts at random"]
-
-
-def _cautions(options: Options, context: RunContext) -> list[str]:
-    """What the method itself warns of."""
-    each = [context.at(0, client) for client in context.partition.clients]
-    return [f"{options.method}: {text}" for text in context.method.cautions(each, context.dataset.classes)]
-
-
-def _random_parts(options: Options, network: Network, context: RunContext) -> list[str]:
-    """A warning where something is neither trained nor loaded from a file."""
-    trained = {name for step in context.method.steps for name in step.trains.names(context.model)}
-    frozen = {name for name, _ in context.model.named_parameters()} - trained | frozen_tensors(context.model).keys()
-    if network.weights != "none" or not frozen:
-        return []
-    return [f"{options.method} trains only a part of the model and the rest is random; give --weights for a backbone"]
-
-
-def _own_rule(options: Options, method: Method) -> list[str]:
-    """A warning where the method does not follow --train."""
-    if options.train is None or method.trains_backbone:
-        return []
-    return [f"{options.method} trains what its paper says, whatever --train says"]
-
-
-def _unused_validation(options: Options, context: RunContext) -> list[str]:
-    """A warning where sites have set images aside that nobody validates on."""
-    kept = sum(map(len, context.dataset.validation_offsets.values()))
-    if context.validation or not kept:
-        return []
-    return [
-        f"{kept} images that sites keep to validate on are not used: {options.method} wants none; "
-        "--set data.validation=0.1 validates on them"
-    ]
-
-
-def _refuse_impossible(options: Options, network: Network, prepared: Prepared) -> None:
-    """Combinations that cannot work, refused with the reason."""
-    context, templates = prepared.context, prepared.templates
-    method = context.method
-    if options.autocast and context.dtype == torch.float64:
-        raise UserError("--autocast computes in bfloat16, which --dtype float64 rules out; leave one of them out")
-    if len(context.models) > 1 and method.shares != nothing:
-        raise UserError(
-            f"{options.method} exchanges weights, so all clients need one architecture; give one --model, or a method "
-            "that exchanges prototypes only, such as fedproto or conffedproto"
-        )
-    if options.head == "closed-form":
-        _refuse_head(options, prepared)
-    if options.project and "prototypes" not in context.model.stage_names:
-        raise UserError(f"--project moves part prototypes, and {options.method} has none; leave it out")
-    if too_late := [number for number in options.snapshots() if number > context.plan.rounds]:
-        raise UserError(f"snapshot_rounds names round {max(too_late)}, but there are {context.plan.rounds}")
-    if options.ensemble and templates.global_model is None:
-        raise UserError(f"--ensemble needs a method with a complete global model; {options.method} has none")
-    refuse_guard(
-        context.guard,
-        options.method,
-        method,
-        context.models,
-        list(network.names),
-        templates.down,
-        templates.upload,
-    )
-    if options.balanced and context.guard.trains_privately:
-        raise UserError("guard: drawing classes equally often tells how many samples each has; leave --balanced out")
-    _refuse_aggregation(options, context)
-
-
-def _refuse_aggregation(options: Options, context: RunContext) -> None:
-    """Secure and robust aggregation need enough clients, and rule each other and a cap on shares out."""
-    other = "secure aggregation" if context.guard.secure else f"robust={options.robust}" if context.robust else None
-    if context.max_share is not None and other is not None:
-        why = "hides them" if context.guard.secure else "ignores them"
-        raise UserError(f"max_share={options.max_share:g} cuts weights, and {other} {why}; keep one")
-    together = _participants(options, context.partition)
-    for rule, wanted in (("secure aggregation", context.guard.secure), (f"robust={options.robust}", context.robust)):
-        if wanted and together < _FEWEST_TOGETHER:
-            raise UserError(
-                f"{rule} needs at least {_FEWEST_TOGETHER} clients in a round, not {together}: of fewer, one is told "
-                "by the others' sum, and none is outvoted"
-            )
-    if context.robust is not None and context.guard.secure:
-        raise UserError(
-            f"robust={options.robust} compares the clients' values, which secure aggregation hides; keep one"
-        )
-
-
-def _refuse_head(options: Options, prepared: Prepared) -> None:
-    """A head that starts from class means needs a server whose head everybody takes over, and nothing to hide."""
-    context = prepared.context
-    if context.method.kind != "global" or context.method.pools_data:
-        raise UserError(f"--head closed-form starts the server's head, and {options.method} has none; leave it out")
-    if context.guard != UNGUARDED:
-        raise UserError("--head closed-form sends class means as they are, which no guard covers yet; keep one of both")
-    linear_head(context.model)
-
-
 def _participants(options: Options, partition: Partition) -> int:
     """How many clients train in a round."""
     return RoundPolicy(options.participation).participants_of(len(partition.clients))
-
-
-def _beyond_robust(options: Options, templates: Templates) -> list[str]:
-    """A warning where a robust rule does not reach all that is uploaded."""
-    single = [
-        name
-        for name, item in parts_of(templates.upload).items()
-        if isinstance(item, Each) and not can_be_drawn_in(item.value)
-    ]
-    if options.robust is None or not single:
-        return []
-    return [
-        f"robust={options.robust} replaces means; {', '.join(single)} of {options.method} is used client by client, "
-        "so a hostile client's is used as it is"
-    ]
-
-
-def _beyond_guard(context: RunContext) -> list[str]:
-    """A warning where figures of validation images leave a client that promises something for its training images."""
-    if not (context.validation and context.guard.promises):
-        return []
-    return ["validation scores carry no noise: what --guard promises does not hold for images kept to validate on"]
 
 
 def _device(name: str) -> torch.device:
