@@ -16,6 +16,7 @@ from protofed.clients import features as features_room
 from protofed.clients.features import FeatureBlock, FeatureKey, FeatureStore
 from protofed.clients.frozen import FrozenStages, feature_store, find_frozen
 from protofed.clients.samples import SampleBatch, SampleSet
+from protofed.data.pixels import StoredPixels
 from protofed.errors import UserError
 from protofed.method import At, Step, Terms
 from protofed.methods.fedadapter import FedAdapter, FrozenBackbone
@@ -423,3 +424,14 @@ def test_nothing_is_reserved_where_nothing_is_kept(ready: Callable[..., Assembly
     assert feature_store(plain.context) is None
     ClientSide(plain.prepared)
     assert feature_store(ready("fedadapter").context) is not None
+
+
+def test_pixels_of_kept_features_are_not_copied(ready: Callable[..., Assembly]) -> None:
+    context = ready("fedadapter").context
+    client = context.partition.clients[0]
+    samples, copied = context.samples(client), context.train_images(client)
+    assert isinstance(copied.x, Tensor)
+    assert isinstance(samples._pixels, StoredPixels)
+    everyone = torch.arange(len(copied))
+    assert torch.equal(samples.pixels(everyone), copied.x)
+    assert torch.equal(samples.y, copied.y)
