@@ -121,11 +121,14 @@ def find_frozen(method: Method, model: Split, image_shape: ImageShape) -> Frozen
     x = torch.randn(_TRIAL, *image_shape, generator=generator(0, "frozen"), dtype=torch.float64).to(like)
     still, recipes, shapes = [], {}, {}
     for name, stage in net.model.stages().items():
-        with torch.random.fork_rng(devices=[]):
-            in_training = stage(x) if name in untrained else None
+        in_training = None
+        if name in untrained and not isinstance(stage, Frozen):
+            with torch.random.fork_rng(devices=[]):
+                in_training = stage(x)
         stage.eval()
         h = stage(x)
-        if in_training is not None and torch.equal(in_training, h):
+        # A frozen stage always computes as in evaluation.
+        if isinstance(stage, Frozen) or (in_training is not None and torch.equal(in_training, h)):
             still.append(name)
             recipe = find_recipe(unwrapped(stage), x[:1])
             if recipe.folds:
