@@ -115,7 +115,7 @@ def test_leaks_are_found_by_pixels_without_decoding(folder: Path, decoded: Decod
     assert len(decoded()) == IMAGES
 
 
-def test_a_damaged_memory_is_no_memory(folder: Path, tmp_path: Path, decoded: Decoded) -> None:
+def test_a_damaged_memory_is_no_memory(folder: Path, decoded: Decoded) -> None:
     recognised(folder)
     path = KnownImages().path
     content = bytearray(path.read_bytes())
