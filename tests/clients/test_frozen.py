@@ -435,3 +435,29 @@ def test_pixels_of_kept_features_are_not_copied(ready: Callable[..., Assembly]) 
     everyone = torch.arange(len(copied))
     assert torch.equal(samples.pixels(everyone), copied.x)
     assert torch.equal(samples.y, copied.y)
+
+
+def test_what_is_needed_once_is_kept_until_another_is_asked_for(tmp_path: Path) -> None:
+    first, second = FeatureKey(SampleSet("train", "a")), FeatureKey(SampleSet("train", "b"))
+    store = FeatureStore({}, torch.float32, tmp_path, passing=dict.fromkeys((first, second), FeatureBlock(2, 3)))
+    filled: list[FeatureKey] = []
+
+    def rows(key: FeatureKey, value: float) -> Tensor | None:
+        def fill(view: Tensor) -> None:
+            filled.append(key)
+            view.fill_(value)
+
+        return store.rows(key, fill)
+
+    for key, value in ((first, 1.0), (first, 9.0), (second, 2.0), (first, 1.0)):
+        rows(key, value)
+    assert filled == [first, second, first]
+    assert torch.equal(rows(first, 9.0), torch.ones(2, 3))
+
+
+def test_one_exchange_reserves_no_room_for_training_samples(ready: Callable[..., Assembly]) -> None:
+    kinds = [
+        {key.samples.kind for key in feature_store(ready("protoridge", set=chosen).context)._blocks  # type: ignore[union-attr]}
+        for chosen in ({}, {"tune": "both"})
+    ]
+    assert kinds == [{"test"}, {"test", "train"}]

@@ -170,7 +170,11 @@ def _feature_blocks(context: RunContext) -> dict[FeatureKey, FeatureBlock]:
 def feature_store(context: RunContext, limit: int = MEMORY_LIMIT) -> FeatureStore | None:
     """A store for the features of a run, to be made before processes are forked; None where nothing is kept."""
     needed = _feature_blocks(context)
-    return FeatureStore(needed, context.dtype, context.clients_folder.parent, limit) if needed else None
+    # One exchange without training looks at training samples once, and there may be many sites.
+    once = context.plan.epochs == (0,)
+    passing = {key: block for key, block in needed.items() if once and key.samples.kind == "train"}
+    kept = {key: block for key, block in needed.items() if key not in passing}
+    return FeatureStore(kept, context.dtype, context.clients_folder.parent, limit, passing) if needed else None
 
 
 class _StandIns(Mapping[str, nn.Module]):
