@@ -59,7 +59,8 @@ def pack_symmetric(matrix: Tensor) -> Tensor:
 def _upper_triangle(dim: int, device: torch.device) -> Tensor:
     """Places of the upper triangle in a matrix that is read row by row; every site of a run needs the same."""
     row, column = torch.triu_indices(dim, dim, device=device)
-    return row * dim + column
+    places: Tensor = row * dim + column
+    return places
 
 
 def unpack_symmetric(packed: Tensor, dim: int) -> Tensor:
