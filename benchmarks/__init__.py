@@ -58,10 +58,13 @@ class Workload:
 
 
 @contextmanager
-def federation(method: str, work: Workload, rounds: int, workers: int = 0, **options: Any) -> Iterator[Federation]:
+def federation(
+    method: str, work: Workload, rounds: int, workers: int = 0, evaluated: bool = False, **options: Any
+) -> Iterator[Federation]:
     """A federation in a temporary folder of which `rounds` rounds can be run, none of them evaluated.
 
-    The last round of a run is always evaluated, so one more is planned than will be run. A method with a plan of its
+    The last round of a run is always evaluated, so one more is planned than will be run, unless it may be `evaluated`.
+    A method with a plan of its
     own repeats it. Without workers clients run in this process, one after the other.
     """
     generated.register()
@@ -83,7 +86,7 @@ def federation(method: str, work: Workload, rounds: int, workers: int = 0, **opt
         folder = RunFolder(Path(temporary) / "run")
         assembly = assemble(make_options(chosen), folder.clients)
         plan = assembly.context.plan
-        longer = replace(plan, epochs=tuple(islice(cycle(plan.epochs), rounds + 1)))
+        longer = replace(plan, epochs=tuple(islice(cycle(plan.epochs), rounds + (not evaluated))))
         prepared = assembly.prepared.with_context(plan=longer)
         folder.create()
         engine = make_engine(assembly.engine, prepared, ClientSideRecipe.of(assembly))

@@ -4,6 +4,7 @@ Formulas in the comments use the papers' letters: h features [n, d], y labels [n
 """
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -51,8 +52,15 @@ def exact_class_means(h: Tensor, y: Tensor, classes: int) -> ClassTable:
 
 def pack_symmetric(matrix: Tensor) -> Tensor:
     """The upper triangle of a symmetric matrix as one vector: D(D+1)/2 numbers."""
-    row, column = torch.triu_indices(*matrix.shape, device=matrix.device)
-    return matrix[row, column]
+    return matrix.reshape(-1).index_select(0, _upper_triangle(len(matrix), matrix.device))
+
+
+@lru_cache(maxsize=2)
+def _upper_triangle(dim: int, device: torch.device) -> Tensor:
+    """Places of the upper triangle in a matrix that is read row by row; every site of a run needs the same."""
+    row, column = torch.triu_indices(dim, dim, device=device)
+    places: Tensor = row * dim + column
+    return places
 
 
 def unpack_symmetric(packed: Tensor, dim: int) -> Tensor:

@@ -16,6 +16,7 @@ from protofed.clients import features as features_room
 from protofed.clients.features import FeatureBlock, FeatureKey, FeatureStore
 from protofed.clients.frozen import FrozenStages, feature_store, find_frozen
 from protofed.clients.samples import SampleBatch, SampleSet
+from protofed.data.pixels import StoredPixels
 from protofed.errors import UserError
 from protofed.method import At, Step, Terms
 from protofed.methods.fedadapter import FedAdapter, FrozenBackbone
@@ -423,3 +424,42 @@ def test_nothing_is_reserved_where_nothing_is_kept(ready: Callable[..., Assembly
     assert feature_store(plain.context) is None
     ClientSide(plain.prepared)
     assert feature_store(ready("fedadapter").context) is not None
+
+
+def test_pixels_of_kept_features_are_not_copied(ready: Callable[..., Assembly]) -> None:
+    context = ready("fedadapter").context
+    client = context.partition.clients[0]
+    samples, copied = context.samples(client), context.train_images(client)
+    assert isinstance(copied.x, Tensor)
+    assert isinstance(samples._pixels, StoredPixels)
+    everyone = torch.arange(len(copied))
+    assert torch.equal(samples.pixels(everyone), copied.x)
+    assert torch.equal(samples.y, copied.y)
+
+
+def test_what_is_needed_once_is_kept_until_another_is_asked_for(tmp_path: Path) -> None:
+    first, second = FeatureKey(SampleSet("train", "a")), FeatureKey(SampleSet("train", "b"))
+    store = FeatureStore({}, torch.float32, tmp_path, passing=dict.fromkeys((first, second), FeatureBlock(2, 3)))
+    filled: list[FeatureKey] = []
+
+    def rows(key: FeatureKey, value: float) -> Tensor | None:
+        def fill(view: Tensor) -> None:
+            filled.append(key)
+            view.fill_(value)
+
+        return store.rows(key, fill)
+
+    for key, value in ((first, 1.0), (first, 9.0), (second, 2.0), (first, 1.0)):
+        rows(key, value)
+    assert filled == [first, second, first]
+    assert torch.equal(rows(first, 9.0), torch.ones(2, 3))
+
+
+def test_one_exchange_reserves_no_room_for_training_samples(ready: Callable[..., Assembly]) -> None:
+    def reserved(**chosen: str) -> set[str]:
+        store = feature_store(ready("protoridge", set=chosen).context)
+        assert store is not None
+        return {key.samples.kind for key in store._blocks}
+
+    assert reserved() == {"test"}
+    assert reserved(tune="both") == {"test", "train"}

@@ -25,6 +25,7 @@ from protofed.records import (
     PrototypeSet,
     Record,
     Weights,
+    conform,
     decode,
     decode_file,
     encode,
@@ -174,6 +175,15 @@ def test_bytes_are_exact_and_by_kind(record: Everything) -> None:
         "total": len(message.blob),
     }
     assert (size + size).total == 2 * size.total
+
+
+@settings(max_examples=60)
+@given(records())
+def test_what_is_not_sent_is_received_and_counted_as_if_it_were(record: Everything) -> None:
+    message, like = encode(record, "site"), emptied(record)
+    received, size = conform(record, like, "site")
+    assert same(received, decode(message.blob, like, "site"))
+    assert size == message.size
 
 
 def test_what_is_encoded_is_a_safetensors_file() -> None:
@@ -361,6 +371,13 @@ def test_what_is_not_finite_is_neither_sent_nor_accepted(value: float) -> None:
         encode(One(torch.tensor([1.0, value])), "hospital")
     with pytest.raises(BadMessage, match="hospital: field 'value' holds values that are not finite"):
         decode(_signed({"value": torch.tensor([1.0, value])}), One(torch.ones(2)), "hospital")
+
+
+def test_what_would_be_refused_is_refused_without_being_sent() -> None:
+    with pytest.raises(BadMessage, match=r"^site: field 'value' holds values that are not finite"):
+        conform(One(torch.tensor([1.0, torch.nan])), One(torch.zeros(2)), "site")
+    with pytest.raises(BadMessage, match=r"^site: field 'value' has shape 3"):
+        conform(One(torch.zeros(3)), One(torch.zeros(2)), "site")
 
 
 def test_a_weight_that_is_not_finite_is_refused() -> None:

@@ -22,8 +22,10 @@ from protofed.verbs import (
     info_nce,
     nearest_prototype,
     one_hot,
+    pack_symmetric,
     pull,
     stack_tables,
+    unpack_symmetric,
 )
 
 
@@ -286,3 +288,13 @@ def test_cosine_keeps_its_precision_under_autocast() -> None:
             loss = info_nce(own, table, y, tau=0.02)
         gradients.append(torch.autograd.grad(loss, own)[0])
     torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("dim", [1, 2, 5])
+def test_a_symmetric_matrix_is_packed_row_by_row(dim: int) -> None:
+    matrix = torch.arange(float(dim * dim)).view(dim, dim)
+    matrix = matrix + matrix.T
+    packed = pack_symmetric(matrix)
+    assert packed.tolist() == [float(matrix[i, j]) for i in range(dim) for j in range(i, dim)]
+    assert torch.equal(unpack_symmetric(packed, dim), matrix)
+    assert torch.equal(pack_symmetric(matrix[:, torch.arange(dim)].T), packed)

@@ -27,7 +27,7 @@ from protofed.models import everything, laid_out, nothing
 from protofed.models.freezing import complete_tensors
 from protofed.models.net import Net
 from protofed.models.protopnet import project, prototypes_of
-from protofed.records import Message, Nothing, Quantiser, Record, Tally, conform, decode, encode, map_tensors
+from protofed.records import Bytes, Message, Nothing, Quantiser, Record, Tally, conform, decode, encode, map_tensors
 from protofed.system import disk_trouble, keep_freed_memory
 
 A = TypeVar("A")
@@ -61,7 +61,7 @@ class ClientSide:
     def perform(self, job: jobs.Job, message: Message) -> jobs.Result:
         """Do one job; an error in it becomes a `Failed` result, not an exception."""
         if isinstance(job, jobs.Train):
-            return attempted(lambda: self._train(job, message)[1])
+            return attempted(lambda: self.finish(*self._train(job, message)))
         if isinstance(job, jobs.TrainGroup):
             return attempted(lambda: self._train_group(job, message))
         if isinstance(job, jobs.Summarise):
@@ -85,12 +85,18 @@ class ClientSide:
         self._skip_frozen(job.client)
         return ReadyClient(job, at, samples, state.optimizer)
 
-    def finish(self, ready: ReadyClient, result: TrainingResult) -> tuple[Record, jobs.Trained]:
-        """Make the upload from what training left in the client's network, and propose the client's new state.
+    def finish(self, ready: ReadyClient, result: TrainingResult) -> jobs.Trained:
+        """Make the upload from what training left in the client's network, and propose the client's new state."""
+        guard = self._context.guard
+        quantiser = None if guard.quantise is None else Quantiser(guard.quantise, ready.at.rng("guard quantise"))
+        upload, state = self._outcome(ready, result)
+        sent = encode(upload, ready.job.client, quantiser)
+        self._store.propose(ready.job.client, ready.job.round, state)
+        return self._trained(sent.blob, sent.size, result)
 
-        The upload as it is summed up, and as it is sent.
-        """
-        client, net, guard = ready.job.client, self.net_of(ready.job.client), self._context.guard
+    def _outcome(self, ready: ReadyClient, result: TrainingResult) -> tuple[Record, ClientState]:
+        """The upload as the guard lets it leave, and the client's next state."""
+        net, guard = self.net_of(ready.job.client), self._context.guard
         at = replace(
             ready.at,
             notes=result.notes,
@@ -99,12 +105,12 @@ class ClientSide:
             guarded=lambda seen: guard_rows(guard, seen, ready.at),
         )
         upload, memory = self._upload(net, ready, result, at)
-        quantiser = None if guard.quantise is None else Quantiser(guard.quantise, at.rng("guard quantise"))
         private = privatise(guard, upload, at, sensitivity_of(self._context.method, guard, at))
-        sent = encode(private, client, quantiser)
-        self._store.propose(client, ready.job.round, ClientState(net.pick(), memory, result.optimizer))
-        # A loss depends on the samples, too, and carries no noise.
-        return private, jobs.Trained(sent.blob, sent.size, {} if guard.promises else result.loss, result.samples)
+        return private, ClientState(net.pick(), memory, result.optimizer)
+
+    def _trained(self, blob: bytes, size: Bytes, result: TrainingResult) -> jobs.Trained:
+        """A loss depends on the samples, too, and carries no noise."""
+        return jobs.Trained(blob, size, {} if self._context.guard.promises else result.loss, result.samples)
 
     def _upload(self, net: Net, ready: ReadyClient, result: TrainingResult, at: At) -> tuple[Record, Record]:
         """The upload and the next memory; whatever goes wrong in it after a loss that is not finite is due to that."""
@@ -119,21 +125,25 @@ class ClientSide:
         tally = Tally()
 
         def added(client: str) -> jobs.Trained:
-            upload, trained = self._train(jobs.Train(job.round, client), message)
-            tally.add(client, conform(upload, self._templates.upload, client))
-            return replace(trained, blob=b"")
+            ready, result = self._train(jobs.Train(job.round, client), message)
+            upload, state = self._outcome(ready, result)
+            # What is added up here is not sent, but counted as if it were.
+            received, size = conform(upload, self._templates.upload, client)
+            self._store.propose(client, job.round, state)
+            tally.add(client, received)
+            return self._trained(b"", size, result)
 
         each = tuple(attempted(partial(added, client)) for client in job.clients)
         return jobs.TrainedGroup(encode(tally.sums(), "group").blob if tally.clients else b"", each)
 
-    def _train(self, job: jobs.Train, message: Message) -> tuple[Record, jobs.Trained]:
+    def _train(self, job: jobs.Train, message: Message) -> tuple[ReadyClient, TrainingResult]:
         context, ready = self._context, self.prepare(job, message)
         net = self.net_of(job.client)
         optimizers = make_optimizers(context.method, net, context.plan, ready.at.lr)
         restore_state(context.method, optimizers, ready.optimizer)
         private = PrivateGradients(context.guard, ready.at) if context.guard.trains_privately else None
         result = train(context.method, net, ready.samples, ready.at, optimizers, context.precision, private)
-        return self.finish(ready, result)
+        return ready, result
 
     def _summarise(self, job: jobs.Summarise) -> jobs.Trained:
         """Under the initial network, which every client has."""

@@ -123,13 +123,26 @@ class RunContext:
         """What the client trains on, as pixels."""
         return self.dataset.take_train(self._dealt[client][0])
 
+    def _taken(self, places: Tensor) -> Images:
+        """Images by their places in the pool; where their features are kept, the pixels stay where they are until one
+        is asked for."""
+        return self._unread_pool.take(places) if self._keeps_features else self.dataset.take_train(places)
+
+    @cached_property
+    def _unread_pool(self) -> Images:
+        return self.dataset.unread_train()
+
+    @cached_property
+    def _keeps_features(self) -> bool:
+        return any(part.prefix for part in self.frozen)
+
     def samples(self, client: str) -> ClientSamples:
         """The client's training samples, with those it validates on beside them."""
         validation = self._dealt[client][1]
         kept = self._key("validation", client)
-        beside = self._clean(self.dataset.take_train(validation), kept) if len(validation) else None
+        beside = self._clean(self._taken(validation), kept) if len(validation) else None
         return ClientSamples(
-            self.train_images(client),
+            self._taken(self._dealt[client][0]),
             self.dataset.normalise,
             self.augment,
             self.dtype,
@@ -151,7 +164,7 @@ class RunContext:
             return self._clean(self.dataset.domains[domain].test, self._key("test", domain))
         own = [self.own_test(name, validates) for name in (str(client), *alike)]
         key = None if alike else self._key("validation" if validates else "holdout", str(client))
-        return self._clean(self.dataset.take_train(torch.cat(own)), key)
+        return self._clean(self._taken(torch.cat(own)), key)
 
     def sample_set(self, key: SampleSet) -> ClientSamples:
         """The samples that a key names."""
@@ -176,7 +189,7 @@ class RunContext:
 
     def _key(self, kind: SampleKind, owner: str) -> SampleSet | None:
         """The key under which something is kept for some samples."""
-        return SampleSet(kind, owner) if any(part.prefix for part in self.frozen) else None
+        return SampleSet(kind, owner) if self._keeps_features else None
 
     def _clean(self, images: Images, key: SampleSet | None) -> ClientSamples:
         return ClientSamples(images, self.dataset.normalise, Augment(), self.dtype, self.device, key=key)

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryFile
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -46,8 +47,12 @@ class FeatureStore:
         dtype: torch.dtype,
         folder: Path,
         limit: int = MEMORY_LIMIT,
+        passing: Mapping[FeatureKey, FeatureBlock] = MappingProxyType({}),
     ) -> None:
+        """`passing` are blocks that are needed once: each is kept until another is asked for, by one process alone."""
         self._blocks = blocks
+        self._passing = passing
+        self._latest: tuple[FeatureKey, Tensor] | None = None
         self._dtype = dtype
         self._number = {key: number for number, key in enumerate(blocks)}
         self._place: dict[FeatureKey, tuple[bool, int]] = {}
@@ -67,6 +72,8 @@ class FeatureStore:
 
     def rows(self, key: FeatureKey, fill: Callable[[Tensor], None]) -> Tensor | None:
         """The features of a sample set, [rows, width], which `fill` writes once; None where the disk is full."""
+        if key in self._passing:
+            return self._passed(key, fill)
         number, block = self._number[key], self._blocks[key]
         in_memory, offset = self._place[key]
         if self._state[number] == _EMPTY and not in_memory and not self._reserve(offset, bytes_of(block, self._dtype)):
@@ -81,6 +88,13 @@ class FeatureStore:
             fill(view)
             self._state[number] = _FILLED
         return view
+
+    def _passed(self, key: FeatureKey, fill: Callable[[Tensor], None]) -> Tensor:
+        if self._latest is None or self._latest[0] != key:
+            rows = torch.empty(*self._passing[key], dtype=self._dtype)
+            fill(rows)
+            self._latest = key, rows
+        return self._latest[1]
 
     def _reserve(self, offset: int, size: int) -> bool:
         """Claim the disk before the pages are written: a full disk would kill the process that writes them."""

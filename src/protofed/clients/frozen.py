@@ -121,11 +121,14 @@ def find_frozen(method: Method, model: Split, image_shape: ImageShape) -> Frozen
     x = torch.randn(_TRIAL, *image_shape, generator=generator(0, "frozen"), dtype=torch.float64).to(like)
     still, recipes, shapes = [], {}, {}
     for name, stage in net.model.stages().items():
-        with torch.random.fork_rng(devices=[]):
-            in_training = stage(x) if name in untrained else None
+        in_training = None
+        if name in untrained and not isinstance(stage, Frozen):
+            with torch.random.fork_rng(devices=[]):
+                in_training = stage(x)
         stage.eval()
         h = stage(x)
-        if in_training is not None and torch.equal(in_training, h):
+        # A frozen stage always computes as in evaluation.
+        if isinstance(stage, Frozen) or (in_training is not None and torch.equal(in_training, h)):
             still.append(name)
             recipe = find_recipe(unwrapped(stage), x[:1])
             if recipe.folds:
@@ -167,7 +170,11 @@ def _feature_blocks(context: RunContext) -> dict[FeatureKey, FeatureBlock]:
 def feature_store(context: RunContext, limit: int = MEMORY_LIMIT) -> FeatureStore | None:
     """A store for the features of a run, to be made before processes are forked; None where nothing is kept."""
     needed = _feature_blocks(context)
-    return FeatureStore(needed, context.dtype, context.clients_folder.parent, limit) if needed else None
+    # One exchange without training looks at training samples once, and there may be many sites.
+    once = context.plan.epochs == (0,)
+    passing = {key: block for key, block in needed.items() if once and key.samples.kind == "train"}
+    kept = {key: block for key, block in needed.items() if key not in passing}
+    return FeatureStore(kept, context.dtype, context.clients_folder.parent, limit, passing) if needed else None
 
 
 class _StandIns(Mapping[str, nn.Module]):

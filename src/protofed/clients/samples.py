@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from protofed.data import Augment, Images, Normalise
-from protofed.data.pixels import StoredPixels
+from protofed.data.pixels import StoredPixels, digest_of
 from protofed.seeding import generator
 
 KEPT_NORMALISED = 256 * 2**20
@@ -158,9 +158,8 @@ class ClientSamples:
     def digest(self, row: int) -> bytes:
         """Hash of everything the image of a row depends on; the same at every client."""
         view, index = divmod(row, len(self))
-        content = self._look(index).cpu().contiguous().numpy().tobytes()
         about = f"{self._normalise} {tuple(self._like.shape)}" + (f" {view} {self._augment}" if view else "")
-        return blake2b(content, digest_size=16, key=blake2b(about.encode(), digest_size=32).digest()).digest()
+        return blake2b(digest_of(self._pixels, index) + about.encode(), digest_size=16).digest()
 
     def _look(self, chosen: int | slice | Tensor) -> Tensor:
         """Some images as they came, on the device."""

@@ -4,6 +4,7 @@ import os
 import shutil
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 
 from torch import Tensor
@@ -45,10 +46,8 @@ class ClientStore:
     def read(self, client: str, round: int, like: ClientState) -> ClientState | None:
         """The newest state of a client: what it proposed in `round`, else what was committed, else None."""
         for path in (self._proposal(client, round), self._committed(client)):
-            try:
+            if path.exists():
                 return decode_file(path, like, f"{client}'s stored state")
-            except FileNotFoundError:
-                continue
         return None
 
     def propose(self, client: str, round: int, state: ClientState) -> None:
@@ -105,6 +104,7 @@ class ClientStore:
         return self.folder / f"{plain_name(client)}.round-{round}"
 
 
+@lru_cache(maxsize=2**16)
 def plain_name(client: str) -> str:
     """The client's name, once it is known to name a file of its folder and nothing outside."""
     if client in ("", "..") or Path(client).name != client or "\0" in client:

@@ -111,7 +111,7 @@ class OnePass(Method[U]):
         seen = self.observations(net, data, at)
         h, y = seen["h"], seen["y"]
         enough = torch.bincount(y, minlength=at.classes)[y] >= self.min_count
-        return h[enough], y[enough]
+        return (h, y) if bool(enough.all()) else (h[enough], y[enough])
 
     def closed_form(self, server: Any, at: At) -> tuple[Tensor, Tensor]:
         """W [C, D] and b [C] from the sums, in float64; `at.participants` are those who sent them."""

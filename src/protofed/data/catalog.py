@@ -20,7 +20,7 @@ from protofed.data.labels import alike_classes, held_classes, regroup
 from protofed.data.listing import ReadOptions
 from protofed.data.manifest import read_manifest
 from protofed.data.normalise import Normalise
-from protofed.data.pixels import pieces
+from protofed.data.pixels import StoredPixels, digest_of, pieces, pixel_digest
 from protofed.data.sources import SOURCES, Reader
 from protofed.errors import UserError, unknown_name
 from protofed.settings import SettingInfo, checked, keyword_settings
@@ -28,7 +28,8 @@ from protofed.settings import SettingInfo, checked, keyword_settings
 ROOT_VARIABLE = "PROTOFED_DATA"
 MANIFEST_SUFFIXES = (".csv", ".tsv")
 
-_AS_READ = vars(ReadOptions())
+_AS_READ = {key: value for key, value in vars(ReadOptions()).items() if key != "undecoded"}
+"""Choices that may change what is read."""
 
 Form = Literal["original", "npz", "folders", "registered", "absent"]
 
@@ -233,7 +234,7 @@ def _read(
         if not path.exists():
             _refuse_unknown(spec, root, _is_plain(spec))
         raw, name = _read_path(path, image_size, reading)
-    chosen = {key: value for key, value in vars(reading).items() if value is not None and value != _AS_READ[key]}
+    chosen = {key: value for key, value in vars(reading).items() if value not in (None, _AS_READ.get(key, value))}
     if chosen.keys() & {"test_share", "group_by", "pages"} and (
         path is None or npz_files(path) or path.suffix == ".npz"
     ):
@@ -327,9 +328,11 @@ def leaks(raw: RawData) -> list[str]:
     """Warnings for test images that are also training images of the same domain, byte by byte."""
     warnings: list[str] = []
     for domain in raw.domains.values():
-        # Few training images can equal a test image at all; only these are worth a digest.
-        suspects = np.isin(_keys(domain.train), _keys(domain.test))
-        train_digests = set(_digests(domain.train.take(np.flatnonzero(suspects))))
+        suspects = domain.train
+        if not (_recognised(domain.train) and _recognised(domain.test)):
+            # Few training images can equal a test image at all; only these are worth a digest.
+            suspects = suspects.take(np.flatnonzero(np.isin(_keys(domain.train), _keys(domain.test))))
+        train_digests = set(_digests(suspects))
         shared = sum(digest in train_digests for digest in _digests(domain.test))
         if shared:
             warnings.append(f"domain {domain.name}: {shared} of {len(domain.test)} test images are training images too")
@@ -347,10 +350,16 @@ def _keys(images: Images) -> NDArray[np.uint64]:
     return np.concatenate(keys)
 
 
+def _recognised(images: Images) -> bool:
+    """Whether the digests of images are known without their pixels."""
+    x = images.x
+    return isinstance(x, StoredPixels) and all(x.digest(index) is not None for index in range(len(x)))
+
+
 def _digests(images: Images) -> Iterator[bytes]:
-    return (
-        blake2b(picture.tobytes(), digest_size=16).digest() for part in pieces(images.x) for picture in part.numpy()
-    )
+    if _recognised(images):
+        return (digest_of(images.x, index) for index in range(len(images)))
+    return (pixel_digest(picture) for part in pieces(images.x) for picture in part.numpy())
 
 
 def summary_of(domain: Domain, classes: int) -> DomainSummary:

@@ -4,17 +4,29 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from protofed.data.decoding import BadImage, ImageHeader, Picture, changed, decode, decoder_warnings, header_of
 from protofed.data.images import Domain, Images, RawData
-from protofed.data.pixels import Pixels, empty_pixels, filled, select
+from protofed.data.known_images import KnownImages, file_mark
+from protofed.data.pixels import (
+    Pixels,
+    StoredPixels,
+    UndecodedPixels,
+    empty_pixels,
+    filled,
+    fits_in_memory,
+    pixel_digest,
+    select,
+)
 from protofed.data.problems import Problem, refuse
 from protofed.errors import UserError
 from protofed.system import cores
@@ -27,6 +39,8 @@ G = TypeVar("G", bound=Hashable)
 R = TypeVar("R")
 
 _WORTH_THREADS = 16
+_AT_ONCE = 8
+"""Items that a thread takes together."""
 _NO_PIXELS = torch.zeros(0, 1, 4, 4, dtype=torch.uint8)
 
 
@@ -101,6 +115,62 @@ def decode_images(pictures: Sequence[Picture], size: tuple[int, int] | None = No
         return _decode_known(pictures, headers, size, max(together, len(pictures)), problems)
 
 
+def recognise_images(
+    pictures: Sequence[Picture], size: tuple[int, int] | None = None, together: int = 0
+) -> DecodedImages:
+    """As `decode_images`, but where all files are known from an earlier run, none is decoded before it is asked for.
+
+    What is deep is scaled together, how DICOM is decoded depends on what is installed, and many images go to a file:
+    all these are decoded.
+    """
+    headers = [picture.header for picture in pictures]
+    flat = [header for header in headers if header is not None and not header.deep and header.format != "DICOM"]
+    if not flat or len(flat) < len(pictures):
+        return decode_images(pictures, size, together)
+    chosen = size or common_size([header.size for header in flat])
+    shape = (len(flat), 3 if any(header.colour for header in flat) else 1, *chosen)
+    if not fits_in_memory(shape, max(together, len(flat)) * prod(shape[1:])):
+        return decode_images(pictures, size, together)
+    known = KnownImages()
+    try:
+        marks = in_threads(lambda picture: file_mark(picture, shape[1:]), pictures)
+    except OSError:
+        return decode_images(pictures, size, together)
+    digests = known.read(marks)
+    if any(mark not in digests for mark in marks):
+        read = decode_images(pictures, size, together)
+        new = in_threads(lambda row: pixel_digest(read.pixels[row].numpy()), range(len(read.kept)))
+        known.write({marks[position]: digest for position, digest in zip(read.kept, new, strict=True)})
+        return read
+    unread = UndecodedPixels(shape, [digests[mark] for mark in marks], partial(_decode_again, pictures, chosen))
+    notes = size_notes(flat, chosen) if size is None else []
+    return DecodedImages(StoredPixels([unread]), range(len(pictures)), notes)
+
+
+def _decode_again(pictures: Sequence[Picture], size: tuple[int, int], rows: Sequence[int]) -> Sequence[NDArray[Any]]:
+    """The pixels of some pictures that could be decoded before."""
+
+    def again(row: int) -> NDArray[Any]:
+        try:
+            header, values = decode(pictures[row], size)
+        except BadImage as bad:
+            raise UserError(str(bad.problem)) from None
+        expected = pictures[row].header
+        if expected is None or not header.looks_like(expected):
+            raise UserError(str(changed(pictures[row].path)))
+        return values
+
+    with decoder_warnings():
+        return in_threads(again, rows)
+
+
+def size_notes(headers: Sequence[ImageHeader], size: tuple[int, int]) -> list[str]:
+    """What is said where images did not have the size that they were brought to."""
+    if all(header.size == size for header in headers):
+        return []
+    return [f"images of different sizes were resized to {size[0]}x{size[1]}; --image-size sets another"]
+
+
 def _known(picture: Picture, position: int, problems: dict[int, Problem]) -> ImageHeader | None:
     try:
         return header_of(picture)
@@ -119,8 +189,7 @@ def _decode_known(
     notes: list[str] = []
     if size is None:
         size = common_size([header.size for header in headers.values()])
-        if any(header.size != size for header in headers.values()):
-            notes.append(f"images of different sizes were resized to {size[0]}x{size[1]}; --image-size sets another")
+        notes += size_notes(list(headers.values()), size)
     rows = {position: row for row, position in enumerate(headers)}
     shape = (len(rows), 3 if any(header.colour for header in headers.values()) else 1, *size)
     pixels = empty_pixels(shape, together * prod(shape[1:]))
@@ -164,8 +233,10 @@ def in_threads(work: Callable[[G], R], items: Sequence[G]) -> list[R]:
     """
     if len(items) < _WORTH_THREADS:
         return [work(item) for item in items]
+    # To hand over a single item takes as long as the quickest work on it.
+    parts = [items[start : start + _AT_ONCE] for start in range(0, len(items), _AT_ONCE)]
     with ThreadPoolExecutor(cores()) as pool:
-        return list(pool.map(work, items))
+        return [result for results in pool.map(lambda part: list(map(work, part)), parts) for result in results]
 
 
 def read_domains(

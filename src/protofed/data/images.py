@@ -171,8 +171,7 @@ class Dataset:
         if missing:
             raise IndexError(f"{missing} of {len(positions)} positions are outside the training set")
         if any(isinstance(part.x, StoredPixels) for part in parts):
-            everything = Images(join([part.x for part in parts]), torch.cat([part.y for part in parts]))
-            return everything.take(positions)
+            return self.unread_train().take(positions)
         # A client's images have one memory layout, however they were read and whoever else is there: otherwise
         # augmentation would round differently.
         x = torch.empty(len(positions), *self.image_shape, dtype=torch.uint8)
@@ -187,6 +186,11 @@ class Dataset:
             x[here], y[here] = taken.x[:], taken.y
             start += len(part)
         return Images(x, y)
+
+    def unread_train(self) -> Images:
+        """What `take_train` takes from, not copied: its `take` gives images that are read when they are asked for."""
+        parts = self._parts()
+        return Images(StoredPixels.joined([part.x for part in parts]), torch.cat([part.y for part in parts]))
 
     def _parts(self) -> list[Images]:
         """The training images of every domain, then those to validate on."""

@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from protofed.data.decoding import BadImage, ImageHeader, decoder_warnings, headers_of
-from protofed.data.files import LabelledFile, class_order, in_threads, read_domains
+from protofed.data.files import (
+    LabelledFile,
+    class_order,
+    decode_images,
+    in_threads,
+    read_domains,
+    recognise_images,
+)
 from protofed.data.images import RawData
 from protofed.data.problems import Problem, counted, error, refuse, some_names, warning, warnings_of
 from protofed.data.splits import DEFAULT_TEST_SHARE, own_split
@@ -39,6 +46,8 @@ class ReadOptions:
     split_seed: int = 0
     unreadable: str = "refuse"
     """`refuse` or `skip`: what is done about files that cannot be read."""
+    undecoded: bool = False
+    """Whether files that were decoded before may stay as they are until somebody asks for their pixels."""
 
     def __post_init__(self) -> None:
         if self.test_share is not None and not 0 < self.test_share < 1:
@@ -123,7 +132,8 @@ def read_listing(listing: Listing, size: tuple[int, int] | None, options: ReadOp
     settled = settle(listing, options)
     refuse(settled.problems, listing.place)
     skip = options.unreadable == "skip"
-    raw = read_domains(settled.files, settled.classes, size, skip=skip, where=listing.place)
+    read = recognise_images if options.undecoded else decode_images
+    raw = read_domains(settled.files, settled.classes, size, read, skip=skip, where=listing.place)
     return replace(
         raw,
         source=listing.source,

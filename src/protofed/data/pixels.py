@@ -1,8 +1,10 @@
 """The pixels of a data set: a tensor where they are few, a file that is read in pieces where they are many."""
 
 import logging
+import mmap
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from hashlib import blake2b
 from math import prod
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -88,13 +90,47 @@ def _claim(file: int, size: int) -> None:
         os.posix_fallocate(file, 0, size)
 
 
+class UndecodedPixels:
+    """Pixels of files that were decoded before: each is decoded again when it is asked for, and by its hash never.
+
+    The room for them is shared with processes that are forked later: an image is decoded once for all of them, and
+    those that nobody asks for take no room.
+    """
+
+    def __init__(
+        self, shape: Sequence[int], digests: Sequence[bytes], decode: Callable[[Sequence[int]], Sequence[NDArray[Any]]]
+    ) -> None:
+        """`decode` gives the pixels of some rows; `digests` are the hashes of all."""
+        self.shape = tuple(shape)
+        self.digests = tuple(digests)
+        self._decode = decode
+        self._array = np.frombuffer(mmap.mmap(-1, prod(self.shape)), dtype=np.uint8).reshape(self.shape)
+        self._decoded = np.frombuffer(mmap.mmap(-1, len(self)), dtype=np.uint8)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def read(self, rows: NDArray[np.int64]) -> NDArray[Any]:
+        """The rows at these places, in that order."""
+        missing = np.unique(rows[self._decoded[rows] == 0]).tolist()
+        # Should two processes do this at once, both write the same.
+        for row, pixels in zip(missing, self._decode(missing) if missing else (), strict=True):
+            self._array[row] = pixels
+        self._decoded[missing] = 1
+        found: NDArray[Any] = self._array[rows]
+        return found
+
+
+_Part: TypeAlias = Tensor | PixelFile | UndecodedPixels
+
+
 class StoredPixels:
     """Images uint8 [N, C, H, W] that are read when they are asked for: an index gives a plain tensor."""
 
     dtype = torch.uint8
     ndim = 4
 
-    def __init__(self, parts: Sequence[Tensor | PixelFile], rows: Tensor | None = None) -> None:
+    def __init__(self, parts: Sequence[_Part], rows: Tensor | None = None) -> None:
         """Some rows of files, or tensors, laid end to end; without `rows` all of them."""
         self._parts = tuple(parts)
         self._rows = torch.arange(sum(map(len, self._parts))) if rows is None else rows
@@ -112,10 +148,19 @@ class StoredPixels:
         """The images at these positions, still unread."""
         return StoredPixels(self._parts, self._rows[positions])
 
+    def digest(self, index: int) -> bytes | None:
+        """The hash of an image, where it is known without its pixels."""
+        row = int(self._rows[index])
+        for part in self._parts:
+            if row < len(part):
+                return part.digests[row] if isinstance(part, UndecodedPixels) else None
+            row -= len(part)
+        raise IndexError(index)
+
     @staticmethod
     def joined(several: Sequence["Pixels"]) -> "StoredPixels":
         """One after the other, still unread."""
-        parts: list[Tensor | PixelFile] = []
+        parts: list[_Part] = []
         rows: list[Tensor] = []
         start = 0
         for pixels in several:
@@ -134,7 +179,7 @@ class StoredPixels:
             start += len(part)
             if not len(wanted):
                 continue
-            content = torch.from_numpy(part.read(wanted.numpy())) if isinstance(part, PixelFile) else part[wanted]
+            content = part[wanted] if isinstance(part, Tensor) else torch.from_numpy(part.read(wanted.numpy()))
             if len(wanted) == len(rows):
                 return content.contiguous()
             found[here] = content
@@ -154,8 +199,7 @@ def empty_pixels(shape: Sequence[int], total: int, dtype: type[np.generic] = np.
     A disk without room is told, and the memory takes its place where it has enough.
     """
     size = prod(shape) * np.dtype(dtype).itemsize
-    free = available_memory()
-    if total > MEMORY_LIMIT or (free is not None and size > free):
+    if not fits_in_memory(shape, total, dtype):
         try:
             return PixelFile(shape, dtype)
         except OSError as problem:
@@ -164,6 +208,12 @@ def empty_pixels(shape: Sequence[int], total: int, dtype: type[np.generic] = np.
         require_memory(size, what, "set PROTOFED_CACHE to a folder with room, or lower --image-size")
         log.warning("%s; they are kept in memory; set PROTOFED_CACHE to a folder with room", why)
     return np.empty(shape, dtype=dtype)
+
+
+def fits_in_memory(shape: Sequence[int], total: int, dtype: type[np.generic] = np.uint8) -> bool:
+    """Whether pixels of this shape, of a data set of `total` bytes, are kept in memory."""
+    free = available_memory()
+    return total <= MEMORY_LIMIT and (free is None or prod(shape) * np.dtype(dtype).itemsize <= free)
 
 
 def filled(array: PixelArray) -> Pixels:
@@ -184,6 +234,17 @@ def join(several: Sequence[Pixels]) -> Pixels:
     """One after the other: a copy of what is in memory, a view where some are not."""
     tensors = [x for x in several if isinstance(x, Tensor)]
     return torch.cat(tensors) if len(tensors) == len(several) else StoredPixels.joined(several)
+
+
+def digest_of(x: Pixels, index: int) -> bytes:
+    """A hash of the pixels of one image."""
+    known = x.digest(index) if isinstance(x, StoredPixels) else None
+    return known or pixel_digest(x[index].cpu().numpy())
+
+
+def pixel_digest(pixels: NDArray[Any]) -> bytes:
+    """A hash of the pixels of one image, [C, H, W]."""
+    return blake2b(np.ascontiguousarray(pixels).data, digest_size=16).digest()
 
 
 def pieces(x: Pixels, size: int | None = None) -> Iterator[Tensor]:

@@ -62,7 +62,7 @@ class VmapEngine(LoopEngine):
             yield job, side.perform(job, message)
 
     def _finished(self, ready: ReadyClient, result: TrainingResult) -> Trained:
-        return self._side.finish(ready, result)[1]
+        return self._side.finish(ready, result)
 
     def _room(self, entry: tuple[Train, Message]) -> int:
         """How many clients fit into memory together, if all are as large as this one."""

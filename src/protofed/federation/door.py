@@ -226,7 +226,7 @@ def _row_bytes(record: Any) -> int:
     """Bytes of one row of every field that may have as many rows as its sender chose."""
     if not isinstance(record, Record):
         return 0
-    parts = record.to_wire()
+    parts = record.wire_template()
     free = [part for name, part in parts.items() if name in record.free_rows]
     own: int = sum(math.prod(part.shape[1:]) * part.element_size() for part in free)
     return own + sum(_row_bytes(part) for part in parts.values())

@@ -5,7 +5,6 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from scipy.special import ndtri
 from torch import Tensor
 
 from protofed.guards.guard import Guard
@@ -44,6 +43,8 @@ class _SystemSource:
     """Unpredictable: 52 bits of the operating system's secure source for each number, never the same again."""
 
     def normal(self, like: Tensor) -> Tensor:
+        from scipy.special import ndtri  # scipy takes long to import, and few runs need it
+
         quantiles = ndtri(self.uniform(like.numel()).numpy())
         return torch.from_numpy(np.asarray(quantiles)).reshape(like.shape).to(like)
 

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, lru_cache
 from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -125,9 +125,25 @@ def decode_file(path: Path, like: R, sender: str) -> R:
     return _matched(tensors, like, sender)
 
 
-def conform(record: Record, like: R, sender: str) -> R:
-    """The record as its receiver would decode it; what would be refused there is refused here."""
-    return _matched({name: tensor.detach().cpu() for name, tensor, _ in _leaves(record)}, like, sender)
+def conform(record: Record, like: R, sender: str) -> tuple[R, Bytes]:
+    """The record as its receiver would decode it, and the bytes it would take; what would be refused there is refused.
+
+    For a record that is used where it was made: no bytes are written.
+    """
+    tensors: dict[str, Tensor] = {}
+    by_kind = dict.fromkeys(KINDS, 0)
+    for name, tensor, kind in _leaves(record):
+        tensors[name] = tensor.detach().cpu()
+        by_kind[kind] += tensor.nbytes
+    by_kind["other"] += _header_length(tuple((name, t.dtype, tuple(t.shape)) for name, t in tensors.items()))
+    return _matched(tensors, like, sender), Bytes(**by_kind)
+
+
+@lru_cache(maxsize=1024)
+def _header_length(entries: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]) -> int:
+    """Bytes of a message besides its values: they depend on names, types and shapes alone."""
+    arrays = {name: torch.zeros(shape, dtype=dtype).numpy() for name, dtype, shape in entries}
+    return len(save(arrays, {"check": _checksum({})})) - sum(array.nbytes for array in arrays.values())
 
 
 def _matched(tensors: dict[str, Tensor], like: R, sender: str) -> R:
@@ -236,7 +252,7 @@ def _rebuild(like: Any, tensors: dict[str, Tensor], path: str, sender: str, free
     if isinstance(like, Record):
         parts = {
             name: _rebuild(item, tensors, _below(path, name), sender, name in like.free_rows)
-            for name, item in like.to_wire().items()
+            for name, item in like.wire_template().items()
         }
         try:
             return like.from_wire(parts)

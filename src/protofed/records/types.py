@@ -39,6 +39,10 @@ class Record:
         """The fields as they are encoded; a record that is sparse on the wire overrides this and `from_wire`."""
         return {entry.name: getattr(self, entry.name) for entry in fields(self)}  # type: ignore[arg-type]
 
+    def wire_template(self) -> dict[str, Any]:
+        """What `to_wire` of such a record has, as far as types and shapes go that are not free."""
+        return self.to_wire()
+
     def from_wire(self, parts: dict[str, Any]) -> "Record":
         """A record like this one with the given fields; raises ValueError where they contradict each other."""
         return replace(self, **parts)  # type: ignore[type-var]
@@ -87,7 +91,12 @@ class ClassTable(Record):
 
     def to_wire(self) -> dict[str, Any]:
         """Only the rows that are held."""
-        return {"rows": self.rows[self.held], "count": self.count}
+        held = self.held
+        return {"rows": self.rows if bool(held.all()) else self.rows[held], "count": self.count}
+
+    def wire_template(self) -> dict[str, Any]:
+        """As many rows as there are, which are not copied: they may be many, and any number is expected."""
+        return {"rows": self.rows, "count": self.count}
 
     def from_wire(self, parts: dict[str, Any]) -> "ClassTable":
         """Dense again; the rows must be as many as the counts promise."""
@@ -95,8 +104,11 @@ class ClassTable(Record):
         if (count < 0).any():
             raise ValueError("count: a class is held a negative number of times")
         held = count > 0
-        if len(rows) != int(held.sum()):
-            raise ValueError(f"rows: {len(rows)} rows for {int(held.sum())} held classes")
+        number = int(held.sum())
+        if len(rows) != number:
+            raise ValueError(f"rows: {len(rows)} rows for {number} held classes")
+        if number == len(count):
+            return ClassTable(rows, count)
         dense = rows.new_zeros(len(count), *rows.shape[1:])
         dense[held] = rows
         return ClassTable(dense, count)

@@ -216,7 +216,7 @@ def assemble(options: Options, clients_folder: Path, dataset: Dataset | None = N
         channels=channels,
         normalise=normalise,
         options=own_settings,
-        reading=options.reading(),
+        reading=replace(options.reading(), undecoded=not method.trains_backbone),
     )
     refuse_unsuited(options.metric, dataset.classes)
     network = choose_network(options, dataset.image_shape, type(method))
