@@ -243,3 +243,10 @@ def test_the_installed_command_is_a_process_of_its_own(tmp_path):
     assert done.returncode == 2
     assert done.stderr.startswith("error: unknown method 'nosuch'")
     assert done.stderr.count("\n") == 1
+
+
+def test_a_group_without_a_command_shows_its_help_and_no_empty_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["deploy"]) == 2
+    shown = capsys.readouterr()
+    assert "site" in shown.out
+    assert "error" not in shown.err

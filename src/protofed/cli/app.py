@@ -114,6 +114,8 @@ def main(arguments: list[str] | None = None) -> int:
         result = app(arguments, standalone_mode=False)
     except UserError as error:
         return _print_error(str(error))
+    except click.exceptions.NoArgsIsHelpError as error:
+        return error.exit_code  # the help, which has been shown, is the message
     except click.ClickException as error:
         return _print_error(error.format_message())
     except Stopped as stopped:
