@@ -1,0 +1,155 @@
+"""Make every mistake of the list, one at a time, and see whether the tests notice.
+
+    python -m mutants [--only PATTERN] [--workers N] [--list] [--write]
+
+The tests named in an entry have to pass without the mistake and to fail with it; those marked slow are left out. The
+working tree is never touched. Ends with 1 where fewer than 95 % are noticed, or one that nobody has given a reason for
+is not.
+"""
+
+import argparse
+import importlib
+import importlib.util
+import os
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from mutants.entries import BadEntry, Mutant, check_entries, read_entries
+from mutants.trial import Outcome, Trial, Workbench, outcomes, workbenches
+
+ROOT = Path(__file__).parents[1]
+GOAL = 0.95
+
+_LOADED = ("torch", "numpy", "scipy.sparse.csgraph", "scipy.special", "hypothesis", "pydantic", "sklearn.metrics")
+"""What tests import that is not ours: once, instead of once per mutant."""
+_SLOWDOWN, _SPARE = 5, 60
+"""A mutant may take so many times as long as its tests took without it, and so many seconds more."""
+_PATIENCE = 900
+"""Seconds that tests may take without a mutant."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit status."""
+    parser = argparse.ArgumentParser(prog="python -m mutants", description=__doc__.splitlines()[0])
+    parser.add_argument("--only", metavar="PATTERN", default="", help="mutants in whose words or file this is found")
+    parser.add_argument("--workers", type=int, default=1, help="how many at once")
+    parser.add_argument("--list", action="store_true", help="say what is in the list, and check that it fits")
+    parser.add_argument("--write", action="store_true", help="write benchmarks/results/mutants.md")
+    parser.add_argument("--entries", type=Path, default=ROOT / "mutants", help="folder of the toml files")
+    parser.add_argument("--package", type=Path, default=ROOT / "src" / "protofed", help="the package to be changed")
+    parser.add_argument("--tests", type=Path, default=ROOT / "tests", help="the folder of its tests")
+    chosen = parser.parse_args(arguments)
+    try:
+        pattern = re.compile(chosen.only, re.IGNORECASE)
+        listed = [each for each in read_entries(chosen.entries) if pattern.search(f"{each.file} {each.what}")]
+        check_entries(listed, chosen.package, chosen.tests)
+        if chosen.list:
+            print("\n".join(f"{mutant.file}: {mutant.what}" for mutant in listed))
+            print(f"{len(listed)} mutants")
+            return 0
+        start, load = time.monotonic(), os.getloadavg()[0]
+        results = run(listed, chosen.package.resolve(), chosen.tests.resolve(), chosen.workers)
+    except BadEntry as problem:
+        print(problem, file=sys.stderr)
+        return 2
+    if chosen.write:
+        write(results, time.monotonic() - start, load)
+    return judge(results)
+
+
+def run(listed: Sequence[Mutant], package: Path, tests: Path, workers: int) -> dict[Mutant, Outcome]:
+    """What became of each."""
+    for name in _LOADED:
+        if importlib.util.find_spec(name.partition(".")[0]):
+            importlib.import_module(name)
+    with workbenches(workers, package.parent, tests.parent) as benches:
+        seconds = _without_mutants(benches, dict.fromkeys(mutant.tests for mutant in listed), tests)
+        trials = (
+            (
+                mutant,
+                Trial(
+                    _paths(mutant.tests, tests),
+                    _SPARE + _SLOWDOWN * seconds[mutant.tests],
+                    f"{package.name}/{mutant.file}",
+                    mutant.mutated((package / mutant.file).read_text()),
+                ),
+            )
+            for mutant in listed
+        )
+        results: dict[Mutant, Outcome] = {}
+        for mutant, outcome in outcomes(benches, trials):
+            results[mutant] = outcome
+            told = "survived" if outcome.passed else f"killed by {outcome.killer.rpartition('/')[2]}: {outcome.reason}"
+            print(f"{len(results)}/{len(listed)} {outcome.seconds:.1f} s {mutant.what}: {told}", flush=True)
+    return {mutant: results[mutant] for mutant in listed}
+
+
+def _without_mutants(benches: Sequence[Workbench], sets: Iterable[tuple[str, ...]], tests: Path) -> dict[Any, float]:
+    """How long each set of tests takes with the package as it is, with which it has to pass."""
+    seconds = {}
+    for names, outcome in outcomes(benches, ((names, Trial(_paths(names, tests), _PATIENCE)) for names in sets)):
+        if not outcome.passed:
+            raise BadEntry(f"{', '.join(names)} fails without a mutant: {outcome.killer} {outcome.reason}")
+        seconds[names] = outcome.seconds
+    print(f"{len(seconds)} sets of tests pass without a mutant", flush=True)
+    return seconds
+
+
+def _paths(names: Sequence[str], tests: Path) -> tuple[str, ...]:
+    return tuple(str(tests / name) for name in names)
+
+
+def judge(results: dict[Mutant, Outcome]) -> int:
+    """Say how many were killed, and what is wrong with those that were not; the exit status."""
+    meaningless = [mutant for mutant, outcome in results.items() if not outcome.passed and outcome.meaningless]
+    unexplained = [mutant for mutant, outcome in results.items() if outcome.passed and not mutant.survives]
+    explained_for_nothing = [mutant for mutant, outcome in results.items() if not outcome.passed and mutant.survives]
+    for mutant in meaningless:
+        print(f"not as far as being wrong: {mutant.what}: {results[mutant].reason}")
+    for mutant in unexplained:
+        print(f"survived: {mutant.file}: {mutant.what}")
+    for mutant in explained_for_nothing:
+        print(f"was killed, so it needs no reason: {mutant.what}")
+    killed = sum(not outcome.passed for outcome in results.values()) - len(meaningless)
+    print(f"killed {killed} of {len(results)}")
+    if meaningless or explained_for_nothing:
+        return 2
+    return int(bool(unexplained) or killed < GOAL * len(results))
+
+
+def write(results: dict[Mutant, Outcome], seconds: float, load: float) -> None:
+    """The table of results."""
+    from benchmarks import RESULTS, report, table  # imports the package, which must not be loaded before a fork
+
+    areas = Counter(Path(mutant.file).parts[0].removesuffix(".py") for mutant in results)
+    lost = Counter(
+        Path(mutant.file).parts[0].removesuffix(".py") for mutant, outcome in results.items() if outcome.passed
+    )
+    rows = [[area, number - lost[area], number] for area, number in sorted(areas.items())]
+    rows.append(["all", len(results) - lost.total(), len(results)])
+    survivors = [[mutant.file, mutant.what, mutant.survives] for mutant, outcome in results.items() if outcome.passed]
+    killers = [
+        [mutant.file, mutant.what, outcome.killer.rpartition("/")[2]]
+        for mutant, outcome in results.items()
+        if not outcome.passed
+    ]
+    body = "\n\n".join(
+        [
+            table(["part", "killed", "mutants"], rows),
+            "## Survivors",
+            table(["file", "mistake", "why no quick test notices"], survivors) if survivors else "None.",
+            "## Killed",
+            table(["file", "mistake", "first test that failed"], killers),
+        ]
+    )
+    text = report("Mutants: mistakes that the tests notice", "python -m mutants --write", body, seconds, load)
+    (RESULTS / "mutants.md").write_text(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
