@@ -27,8 +27,8 @@ GOAL = 0.95
 
 _LOADED = ("torch", "numpy", "scipy.sparse.csgraph", "scipy.special", "hypothesis", "pydantic", "sklearn.metrics")
 """What tests import that is not ours: once, instead of once per mutant."""
-_SLOWDOWN, _SPARE = 5, 60
-"""A mutant may take so many times as long as its tests took without it, and so many seconds more."""
+_SLOWDOWN = 5
+"""A mutant may take so many times as long as its tests took without it, and the spare seconds more."""
 _PATIENCE = 900
 """Seconds that tests may take without a mutant."""
 
@@ -40,6 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--workers", type=int, default=1, help="how many at once")
     parser.add_argument("--list", action="store_true", help="say what is in the list, and check that it fits")
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/mutants.md")
+    parser.add_argument("--spare", type=float, default=60, help="seconds that a mutant may be late: then it is killed")
+    parser.add_argument("--load", nargs="*", default=_LOADED, help="libraries to be imported once, not by each mutant")
     parser.add_argument("--entries", type=Path, default=ROOT / "mutants", help="folder of the toml files")
     parser.add_argument("--package", type=Path, default=ROOT / "src" / "protofed", help="the package to be changed")
     parser.add_argument("--tests", type=Path, default=ROOT / "tests", help="the folder of its tests")
@@ -53,7 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{len(listed)} mutants")
             return 0
         start, load = time.monotonic(), os.getloadavg()[0]
-        results = run(listed, chosen.package.resolve(), chosen.tests.resolve(), chosen.workers)
+        load_libraries(chosen.load)
+        results = run(listed, chosen.package.resolve(), chosen.tests.resolve(), chosen.workers, chosen.spare)
     except BadEntry as problem:
         print(problem, file=sys.stderr)
         return 2
@@ -62,11 +65,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return judge(results)
 
 
-def run(listed: Sequence[Mutant], package: Path, tests: Path, workers: int) -> dict[Mutant, Outcome]:
-    """What became of each."""
-    for name in _LOADED:
+def load_libraries(names: Sequence[str]) -> None:
+    """Import what is installed of these, for all children that will be forked."""
+    for name in names:
         if importlib.util.find_spec(name.partition(".")[0]):
             importlib.import_module(name)
+
+
+def run(listed: Sequence[Mutant], package: Path, tests: Path, workers: int, spare: float) -> dict[Mutant, Outcome]:
+    """What became of each."""
     with workbenches(workers, package.parent, tests.parent) as benches:
         seconds = _without_mutants(benches, dict.fromkeys(mutant.tests for mutant in listed), tests)
         trials = (
@@ -74,7 +81,7 @@ def run(listed: Sequence[Mutant], package: Path, tests: Path, workers: int) -> d
                 mutant,
                 Trial(
                     _paths(mutant.tests, tests),
-                    _SPARE + _SLOWDOWN * seconds[mutant.tests],
+                    spare + _SLOWDOWN * seconds[mutant.tests],
                     f"{package.name}/{mutant.file}",
                     mutant.mutated((package / mutant.file).read_text()),
                 ),
