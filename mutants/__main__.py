@@ -15,11 +15,10 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from mutants.entries import BadEntry, Mutant, check_entries, read_entries
+from mutants.entries import BadEntry, Mutant, check_entries, file_of, read_entries
 from mutants.trial import Outcome, Trial, Workbench, outcomes, workbenches
 
 ROOT = Path(__file__).parents[1]
@@ -75,13 +74,13 @@ def load_libraries(names: Sequence[str]) -> None:
 def run(listed: Sequence[Mutant], package: Path, tests: Path, workers: int, spare: float) -> dict[Mutant, Outcome]:
     """What became of each."""
     with workbenches(workers, package.parent, tests.parent) as benches:
-        seconds = _without_mutants(benches, dict.fromkeys(mutant.tests for mutant in listed), tests)
+        seconds = _without_mutants(benches, listed, tests)
         trials = (
             (
                 mutant,
                 Trial(
                     _paths(mutant.tests, tests),
-                    spare + _SLOWDOWN * seconds[mutant.tests],
+                    spare + _SLOWDOWN * sum(seconds[file] for file in mutant.test_files),
                     f"{package.name}/{mutant.file}",
                     mutant.mutated((package / mutant.file).read_text()),
                 ),
@@ -96,14 +95,18 @@ def run(listed: Sequence[Mutant], package: Path, tests: Path, workers: int, spar
     return {mutant: results[mutant] for mutant in listed}
 
 
-def _without_mutants(benches: Sequence[Workbench], sets: Iterable[tuple[str, ...]], tests: Path) -> dict[Any, float]:
-    """How long each set of tests takes with the package as it is, with which it has to pass."""
+def _without_mutants(benches: Sequence[Workbench], listed: Sequence[Mutant], tests: Path) -> dict[str, float]:
+    """How long the named tests of each file take with the package as it is, with which they have to pass."""
+    named: dict[str, dict[str, None]] = {}
+    for test in (test for mutant in listed for test in mutant.tests):
+        named.setdefault(file_of(test), {})[test] = None
+    trials = ((file, Trial(_paths(list(names), tests), _PATIENCE)) for file, names in named.items())
     seconds = {}
-    for names, outcome in outcomes(benches, ((names, Trial(_paths(names, tests), _PATIENCE)) for names in sets)):
+    for file, outcome in outcomes(benches, trials):
         if not outcome.passed:
-            raise BadEntry(f"{', '.join(names)} fails without a mutant: {outcome.killer} {outcome.reason}")
-        seconds[names] = outcome.seconds
-    print(f"{len(seconds)} sets of tests pass without a mutant", flush=True)
+            raise BadEntry(f"{file} fails without a mutant: {outcome.killer} {outcome.reason}")
+        seconds[file] = outcome.seconds
+    print(f"the tests named in {len(seconds)} files pass without a mutant", flush=True)
     return seconds
 
 

@@ -26,6 +26,11 @@ class Mutant:
     survives: str = ""
     """Why no quick test can notice it; empty: one has to."""
 
+    @property
+    def test_files(self) -> set[str]:
+        """Where its tests are."""
+        return {file_of(test) for test in self.tests}
+
     def mutated(self, source: str) -> str:
         """The text of the file with the mistake in it."""
         if (times := source.count(self.old)) != 1:
@@ -58,10 +63,17 @@ def check_entries(mutants: Iterable[Mutant], package: Path, tests: Path) -> None
             mutant.mutated((package / mutant.file).read_text())
         except (BadEntry, OSError) as problem:
             problems.append(str(problem))
-        problems += [
-            f"{mutant.what}: there is no {test}"
-            for test in mutant.tests
-            if not (tests / test.partition("::")[0]).is_file()
-        ]
+        problems += [f"{mutant.what}: there is no {test}" for test in mutant.tests if not _exists(test, tests)]
     if problems:
         raise BadEntry("\n".join(problems))
+
+
+def file_of(test: str) -> str:
+    """The file of a test."""
+    return test.partition("::")[0]
+
+
+def _exists(test: str, tests: Path) -> bool:
+    file, _, name = test.partition("::")
+    path = tests / file
+    return path.is_file() and (not name or f"def {name}(" in path.read_text())
