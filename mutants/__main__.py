@@ -26,7 +26,10 @@ GOAL = 0.95
 _MEND_LIST = 2
 """The exit status where the list itself is wrong, so that its result says nothing."""
 
-_LOADED = ("torch", "numpy", "scipy.sparse.csgraph", "scipy.special", "hypothesis", "pydantic", "sklearn.metrics")
+_LOADED = (
+    *("torch", "torch.fx.experimental.symbolic_shapes", "sympy", "numpy", "scipy.sparse.csgraph", "scipy.special"),
+    *("sklearn.metrics", "pydantic", "safetensors.torch", "PIL.Image", "hypothesis", "anyio", "xdist"),
+)
 """What tests import that is not ours: once, instead of once per mutant."""
 _SLOWDOWN = 5
 """A mutant may take so many times as long as its tests took without it, and the spare seconds more."""
