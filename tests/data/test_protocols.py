@@ -106,7 +106,7 @@ def test_shards_bound_the_classes_of_a_client(seed, shards, number):
 def test_which_shards_a_client_gets_is_chance():
     """In turn the first of two clients would always have the first half of the classes."""
     firsts = {
-        tuple((make_partition(DATA, "shards=2,clients=2", seed=seed, holdout=0).counts(DATA.pooled_labels(), 4)[0] > 9))
+        tuple(make_partition(DATA, "shards=2,clients=2", seed=seed, holdout=0).counts(DATA.pooled_labels(), 4)[0] > 9)
         for seed in range(20)
     }
     assert len(firsts) > 2
