@@ -40,7 +40,7 @@ bench: setup
 	$(BIN)/python -m benchmarks.scaling --write
 	$(BIN)/python -m benchmarks.method_cost --prototypes --alternations 9 --write
 
-# By hand: half an hour on two cores. Every mistake of the list has to be noticed by the quick tests.
+# By hand, for it takes long. Every mistake of the list has to be noticed by the quick tests.
 mutants: setup
 	$(BIN)/python -m mutants --workers 2 --write
 
