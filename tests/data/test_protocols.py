@@ -103,6 +103,22 @@ def test_shards_bound_the_classes_of_a_client(seed, shards, number):
         assert held.max() <= 2 * shards
 
 
+def test_which_shards_a_client_gets_is_chance():
+    """In turn the first of two clients would always have the first half of the classes."""
+    firsts = {
+        tuple(make_partition(DATA, "shards=2,clients=2", seed=seed, holdout=0).counts(DATA.pooled_labels(), 4)[0] > 9)
+        for seed in range(20)
+    }
+    assert len(firsts) > 2
+
+
+def test_a_class_keeps_its_last_sample_while_others_have_more():
+    for seed in range(20):
+        keep, aside = stratified_split(np.array([0, 1, 1, 1]), 0.5, np.random.default_rng(seed))
+        assert keep[0] == 0
+        assert len(aside) == 2
+
+
 @given(st.lists(st.integers(0, 4), min_size=2, max_size=80), st.floats(0.01, 0.99), SEEDS)
 def test_stratified_split(labels, fraction, seed):
     y = np.array(labels)

@@ -111,9 +111,12 @@ def test_maps_of_other_features_follow_the_gradient() -> None:
     stages: dict[str, Any] = {"maps": torch.nn.Conv2d(1, 4, 1), "first": First(), "fc": torch.nn.Linear(4, 2)}
     torch.manual_seed(0)
     net = Net(Split(stages, cut="first", dim=4, classes=2))
-    maps = similarity_maps(net, torch.randn(2, 1, 3, 3), torch.randn(2, 4))
+    x, rows = torch.randn(2, 1, 3, 3), torch.randn(2, 4)
+    maps = similarity_maps(net, x, rows)
     assert maps.shape == (2, 2, 3, 3)
-    assert (maps[:, :, 0, 0] != 0).all()
+    # m d(cos)/dm with features m^2, whose length is held still, is twice the cosine.
+    cosines = torch.nn.functional.cosine_similarity(net.features(x)[:, None], rows[None], dim=2)
+    torch.testing.assert_close(maps[:, :, 0, 0], 2 * cosines.detach())
     assert (maps.flatten(2)[:, :, 1:] == 0).all()
 
 
@@ -153,6 +156,19 @@ def test_lift_is_what_the_best_place_has_beyond_an_average_one(parts_run: Path, 
             assert each.lift == pytest.approx(expected.item(), abs=1e-9)
 
 
+def test_lift_of_a_class_prototype_is_beyond_an_average_place_and_against_other_classes(fedmp_run: Path) -> None:
+    opened = OpenRun(fedmp_run, with_data=True)
+    pixels = opened.context.dataset.domains["b"].test.x
+    net, _ = opened.model_of("b-0")
+    table = opened.prototypes()
+    assert table is not None
+    maps = similarity_maps(net, opened.normalised(pixels), table.rows).flatten(2)
+    for i, view in enumerate(explain_with(opened, "b-0", pixels, top=3)):
+        for each in view.evidence:
+            values, sign = maps[i, each.label], 1 if each.label == view.predicted else -1
+            assert each.lift == pytest.approx(sign * float(values.max() - values.mean()), abs=1e-5)
+
+
 def test_a_map_lies_the_right_way_round() -> None:
     """The one place of 3 x 4 that is like the prototype: in the upper row, right of the middle."""
     maps = torch.zeros(1, 1, 3, 4)
@@ -174,7 +190,7 @@ def test_a_source_patch_belongs_to_its_prototype(parts_run: Path) -> None:
     net, _ = opened.model_of("a-0")
     sources = opened.sources_of("a-0", prototypes_of(net.model).vectors.detach())
     assert sources is not None
-    patches = source_patches(opened, "a-0", [3, 1])
+    patches = source_patches(opened, "a-0", [3, 1, 2, 0])
     assert patches
     for j, patch in patches.items():
         with torch.no_grad(), net.eval():

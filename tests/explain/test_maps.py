@@ -67,3 +67,12 @@ def test_enlarged_maps_keep_the_place_of_the_peak() -> None:
         assert box is not None
         assert box.contains(*place)
         assert box.area < 20 * 20
+
+
+def test_enlarged_maps_cover_the_image_as_their_places_do() -> None:
+    """The second of four places stands for pixels 10 to 19 of 40, so its peak lies between 14 and 15."""
+    maps = torch.zeros(4, 4)
+    maps[1, 1] = 1.0
+    row, column = np.unravel_index(int(enlarged(maps, (40, 40)).argmax()), (40, 40))
+    assert row in (14, 15)
+    assert column in (14, 15)

@@ -10,6 +10,8 @@ import pytest
 import torch
 
 import protofed
+from protofed.clients import Score
+from protofed.federation.evaluation import global_view
 from protofed.methods.fedproto import GlobalPrototypes
 from protofed.records import ClassTable, decode
 
@@ -313,3 +315,9 @@ def test_the_newcomers_broadcast_can_be_read(tiny_run: Any) -> None:
     blob = (run.path / "broadcast.safetensors").read_bytes()
     G = decode(blob, GlobalPrototypes(ClassTable.empty(4, 16, torch.ones(1))), "server").G
     assert torch.equal(G.rows, run.prototypes()["rows"])
+
+
+def test_an_average_is_over_domains_and_pooled_over_images_without_those_held_out() -> None:
+    found = global_view({"a": Score(1, 2), "b": Score(9, 10), "c": Score(3, 3)}, ("b",))
+    assert (found["average"], found["pooled"]) == (pytest.approx((1 / 2 + 1) / 2), pytest.approx(4 / 5))
+    assert found["held_out"] == {"b": pytest.approx(0.9)}

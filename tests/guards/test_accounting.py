@@ -72,6 +72,12 @@ def test_epsilon_is_never_below_the_exact_one(accountant: str) -> None:
     assert exact_delta(found * (1 - loose)) > delta
 
 
+def test_concentration_by_hand() -> None:
+    """Three uploads with noise 2: rho = 3 / (2 x 2^2) = 3/8."""
+    found = ledger("unit=client,clip=1,noise=2,accountant=zcdp,delta=1e-5").spent_by("a", (0, 1, 2))
+    assert found == pytest.approx(3 / 8 + 2 * sqrt(3 / 8 * log(1e5)))
+
+
 def test_the_tighter_accountant_says_less() -> None:
     spent = [
         ledger(f"clip=1,noise=1,row_noise=4,accountant={name}").spent_by("a", (0, 1, 2)) for name in ("rdp", "prv")

@@ -99,6 +99,11 @@ def test_noise_on_means_and_counts_is_what_was_asked_for(make_at) -> None:
     assert private.weights.weight == 1.0
 
 
+def test_means_are_still_means_where_noise_is_hardly_any(make_at) -> None:
+    private = privatise(parse_guard(f"clip=1,noise={NO_NOISE}"), upload(torch.zeros(DIM)), make_at(down=received()))
+    torch.testing.assert_close(private.P.value.rows, table().rows, atol=1e-5, rtol=0)
+
+
 def test_a_class_of_few_samples_is_not_told_from_noise(make_at) -> None:
     few = Upload(upload(torch.zeros(DIM)).weights, Mean(table(count=2.0), 1.0))
     held = [

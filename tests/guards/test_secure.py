@@ -2,11 +2,13 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from protofed.errors import BadMessage
 from protofed.guards import SecureTally, UploadWords
+from protofed.guards.secure import FixedPointGrid
 from protofed.records import ClassTable, Mean, Record, Tally, Weights
 
 
@@ -71,3 +73,20 @@ def test_a_number_that_does_not_fit_is_the_clients_fault() -> None:
     tally = secure_tally(3, 0.25)
     with pytest.raises(BadMessage, match=r"a: numbers up to .* raise secure_range"):
         tally.add("a", upload("a"))
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+def test_the_sum_of_the_largest_numbers_of_all_clients_fits(bits: int) -> None:
+    clients = 5
+    grid = FixedPointGrid(2.0, clients, bits)
+    total = np.zeros(2, dtype=grid.word)
+    for _ in range(clients):
+        total += grid.words(np.array([2.0, -2.0]), "a")
+    assert grid.numbers(total).tolist() == [10.0, -10.0]
+
+
+def test_numbers_become_the_nearest_points_of_the_grid() -> None:
+    grid = FixedPointGrid(1.0, 2)
+    step = float(grid.numbers(np.ones(1, dtype=grid.word))[0])
+    found = grid.numbers(grid.words(np.array([0.7, -0.7, 0.2]) * step, "a"))
+    assert found.tolist() == [step, -step, 0.0]

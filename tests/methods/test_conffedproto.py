@@ -1,5 +1,6 @@
 """ConfFedProto: GT-28 to GT-30, invariants, every knob and the preset."""
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -61,6 +62,12 @@ def test_scaled_alignment(make_at: Any, identity_net: Any) -> None:
     expected = ((0.5 * H[:2] - G.rows[0]) ** 2).sum() / 6
     torch.testing.assert_close(terms["align"], expected)
     assert seen["c"].tolist() == [[0.5]] * 3
+
+
+def test_the_confidence_is_that_in_the_label_also_where_the_prediction_is_another(identity_net: Any) -> None:
+    net = identity_net(head=torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
+    seen = ConfFedProto().observe(net, torch.tensor([[0.0, 3.0], [0.0, 3.0]]), torch.tensor([0, 1]))
+    assert seen["c"][:, 0].tolist() == pytest.approx([1 / (1 + math.exp(3)), 1 / (1 + math.exp(-3))])
 
 
 @pytest.mark.parametrize("detach", [True, False])

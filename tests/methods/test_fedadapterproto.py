@@ -68,6 +68,9 @@ def test_gt32_prototype_terms(make_at: Callable[..., At]) -> None:
     assert terms["l1"].item() == pytest.approx(2e-4, abs=1e-8)
     assert sum(terms[name].item() for name in ("clst", "sep", "l1")) == pytest.approx(-0.0078, abs=1e-5)
     assert terms["prox_phi"].item() == 0
+    other = method.loss(net, z, torch.tensor([1]), make_at(down=down))
+    assert other["clst"].item() == pytest.approx(0.8 * 0.10, abs=1e-5)
+    assert other["sep"].item() == pytest.approx(0, abs=1e-5)
 
 
 def test_cluster_and_separation_take_the_nearest_of_the_chosen_prototypes() -> None:

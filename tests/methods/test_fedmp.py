@@ -221,6 +221,12 @@ def test_an_upload_has_the_embeddings_of_the_last_epoch_up_to_a_number(
     size = encode(few, "a").size
     assert size.features == 3 * net.dim * 8
     assert size.weights == sum(param.numel() for param in net.params().values()) * 8
+    # Which of them is chance, and another one in every round.
+    drawn = [
+        FedMP(upload_per_client=3).upload(net, samples_of(x, y), replace(done, round=round))[0].U.value.rows
+        for round in range(2)
+    ]
+    assert not torch.equal(*drawn)
     # With a clean pass the embeddings are those of the data, whatever the last epoch saw.
     clean = FedMP(proto_pass="extra_eval").upload(net, samples_of(x, y), replace(done, notes={}))[0].U.value
     torch.testing.assert_close(clean.rows.sum(0), seen["u"].sum(0))

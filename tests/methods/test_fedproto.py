@@ -16,6 +16,8 @@ from protofed.methods.fedproto import (
     ModelAndPrototypeUpload,
     PrototypeUpload,
 )
+from protofed.models import build_model
+from protofed.models.net import Net
 from protofed.records import ClassTable, Mean, Tally, Weights
 
 H = torch.tensor([[1.0, 1.0], [0.0, 2.0], [5.0, 5.0]])
@@ -179,3 +181,13 @@ def test_knobs_change_what_is_learnt(tiny_run: Any) -> None:
     ]
     files = [(tiny_run("fedproto", set=each).path / "prototypes.safetensors").read_bytes() for each in choices]
     assert len(set(files)) == len(choices)
+
+
+def test_prototypes_come_from_a_pass_in_evaluation_mode(make_at: Any, samples_of: Any) -> None:
+    net = Net(build_model("resnet10", (1, 8, 8), 2, {"width": 4}))
+    x, y = torch.randn(6, 1, 8, 8), torch.tensor([0, 0, 0, 1, 1, 1])
+    net.model.train()
+    upload, _ = FedProto().upload(net, samples_of(x, y), make_at(classes=2, dim=net.dim))
+    net.model.eval()
+    expected = net.features(x).detach().view(2, 3, -1).mean(1)
+    torch.testing.assert_close(upload.P.value.rows, expected)

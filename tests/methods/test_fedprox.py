@@ -24,9 +24,9 @@ def test_gt02_penalty_and_gradient():
 def test_the_loss_counts_from_the_broadcast_weights(identity_net, make_at):
     net = identity_net(head=torch.tensor([[1.0, 2.0], [0.0, 0.0]]))
     start = net.using(net.pick()).pick()
-    start.params["fc.weight"].zero_()
+    start.params["fc.weight"].fill_(1.0)
     terms = FedProx(mu=0.01).loss(net, torch.eye(2), torch.tensor([0, 1]), make_at(start=start))
-    assert terms["proximal"].item() == pytest.approx(0.025, abs=1e-5)
+    assert terms["proximal"].item() == pytest.approx(0.015, abs=1e-5)  # 0 + 1 + 1 + 1
 
 
 def test_one_client_without_penalty_is_local_sgd_bit_for_bit(make_data, tiny_run, tmp_path):

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -84,10 +86,10 @@ def test_the_global_model_attracts_and_the_own_past_repels(make_at):
     net = Net(build_model("resnet10", (1, 8, 8), 3, {"width": 4}))
     past, server = (Net(build_model("resnet10", (1, 8, 8), 3, {"width": 4})) for _ in range(2))
     method, x, y = Moon(mu=1.0), torch.randn(6, 1, 8, 8), torch.tensor([0, 1, 2, 0, 1, 2])
-    for other in (past, server):  # statistics unlike those of the batch
+    for other in (past, server):  # statistics unlike those of the batch, and features that are not all zero
         for name, stat in other.model.named_buffers():
             if name.endswith("running_mean"):
-                stat.add_(0.3)
+                stat.sub_(0.3)
     memory = method.client_state(past, make_at())
     memory.seen[:] = True
     net.model.train()
@@ -99,6 +101,7 @@ def test_the_global_model_attracts_and_the_own_past_repels(make_at):
     to_server, to_past = (cosine(zc, other.features(x)) / 0.5 for other in (server, past))
     expected = -(to_server.exp() / (to_server.exp() + to_past.exp())).log().mean()
     assert found.item() == pytest.approx(expected.item(), abs=1e-5)
+    assert abs(expected.item() - math.log(2)) > 1e-2  # as it would be if both references were the same
 
 
 def test_memory_stays_on_its_device(identity_net, make_at):

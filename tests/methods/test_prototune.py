@@ -118,6 +118,18 @@ def test_a_run_ends_with_as_many_rounds_as_left_out_sites_like(tmp_path: Any, ta
     assert moved == (int(kept) > 0)
 
 
+def test_the_mean_of_stages_that_hardly_moved_is_where_they_were(tmp_path: Any) -> None:
+    data = _domains(tmp_path, {"a": 0, "b": 60})
+    settings = {"refine": 1, "folds": 1}
+    protofed.run("prototune", data, model="cnn", out=tmp_path / "run", set=settings, image_size=16, lr=1e-12)
+    state = load_file(next((tmp_path / "run" / "checkpoint").glob("server-*.safetensors")))
+    model = load_file(tmp_path / "run" / "model.safetensors")
+    stages = [name for name in model if not name.startswith("fc.") and f"start/params/{name}" in state]
+    assert stages
+    for name in stages:
+        torch.testing.assert_close(model[name], state[f"start/params/{name}"], atol=1e-6, rtol=1e-5)
+
+
 def test_a_guard_and_forgetting_are_refused(tmp_path: Any) -> None:
     data = _domains(tmp_path, {"a": 0, "b": 60})
     with pytest.raises(UserError, match="not training; use protoridge"):

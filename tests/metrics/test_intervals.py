@@ -56,6 +56,10 @@ def test_an_interval_covers_the_truth_as_often_as_it_says() -> None:
     assert covered >= 178
 
 
+def test_an_interval_leaves_out_a_fortieth_on_each_side() -> None:
+    assert percentile_interval(np.arange(1001) / 1000) == pytest.approx([0.025, 0.975])
+
+
 def test_undefined_figures() -> None:
     healthy = PredictedSet(np.zeros(4, np.int64), np.full((4, 2), 0.5), np.arange(4))
     draws = draws_of(healthy, [METRICS["auc"]], 10)["auc"]

@@ -5,6 +5,7 @@ import pytest
 from scipy.stats import binomtest
 
 from protofed.metrics import METRICS, PredictedSet, compare_on_images, draws_of, mcnemar_p, paired_delong
+from protofed.metrics.paired import _bootstrap_p
 
 
 def pair(n: int = 60, seed: int = 0, gain: float = 1.0, start: int = 0) -> tuple[PredictedSet, PredictedSet]:
@@ -86,6 +87,12 @@ def test_the_bootstrap_agrees_with_delong() -> None:
     one, other = pair(300, gain=0.5)
     draws = draws_of(one, [METRICS["auc"]], 1000)["auc"] - draws_of(other, [METRICS["auc"]], 1000)["auc"]
     assert draws.std() == pytest.approx(np.sqrt(paired_delong([(one, other, 1.0)])[1]), rel=0.12)
+
+
+def test_a_bootstrap_counts_both_sides() -> None:
+    """24 of 999 resamples have the other sign: 2 x 25 / 1000."""
+    draws = np.concatenate([-np.ones(24), np.ones(975)])
+    assert _bootstrap_p(draws) == _bootstrap_p(-draws) == pytest.approx(0.05)
 
 
 def test_equal_models_do_not_differ() -> None:

@@ -272,6 +272,34 @@ def test_finch_ignores_the_order_of_vectors(size: int, seed: int) -> None:
         assert same_grouping(one[order], other)
 
 
+def finch_by_hand(vectors: np.ndarray) -> list[list[set[int]]]:
+    """The clusters of every level, as the paper describes them: a cluster is the mean of its original vectors."""
+    levels, clusters = [], [{i} for i in range(len(vectors))]
+    while len(clusters) > 1:
+        centres = [vectors[sorted(cluster)].mean(0) for cluster in clusters]
+        units = [centre / np.linalg.norm(centre) for centre in centres]
+        joined = [set(cluster) for cluster in clusters]
+        for i, one in enumerate(units):
+            nearest = max((j for j in range(len(units)) if j != i), key=lambda j, one=one: float(one @ units[j]))
+            both = next(c for c in joined if clusters[i] <= c) | next(c for c in joined if clusters[nearest] <= c)
+            joined = [c for c in joined if not c & both] + [both]
+        if levels and len(joined) in (1, len(clusters)):
+            break
+        clusters = joined
+        levels.append(clusters)
+    return levels
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_finch_is_the_papers(seed: int) -> None:
+    vectors = torch.randn(60, 3, generator=generator(seed, "finch"), dtype=torch.float64)
+    found = [
+        {frozenset((labels == k).nonzero()[:, 0].tolist()) for k in range(int(labels.max()) + 1)}
+        for labels in finch(vectors)
+    ]
+    assert found == [{frozenset(cluster) for cluster in level} for level in finch_by_hand(vectors.numpy())]
+
+
 def test_finch_of_equal_vectors_is_one_cluster() -> None:
     assert finch(torch.ones(5, 2))[-1].tolist() == [0] * 5
 

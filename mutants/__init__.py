@@ -1,0 +1,1 @@
+"""Mistakes that the tests must notice: each is made in a copy of the package, one at a time (`python -m mutants`)."""
