@@ -78,18 +78,16 @@ def test_a_named_epsilon_is_what_a_whole_client_spends(method: str, tiny_data: s
     assert parts.context.guard.noise > 0
 
 
-# The small network of these tests has no stages for adapters, and nothing of a centralized run is sent.
-SEPARABLE = [
-    name
-    for name in method_names()
-    if find_method(name)().separable and name != "centralized" and not name.startswith("fedadapter")
-]
+SEPARABLE = [name for name in method_names() if find_method(name)().separable and name != "centralized"]
+ON_STAGES = {"model": "resnet10", "image_size": 32, "set": {"model.width": 4}}
+"""Adapters and part prototypes need the stages of a residual network."""
 
 
 def sample_level(method: str, data: str) -> Assembly:
     chosen: dict[str, Any] = {"method": method, "data": data, "model": "mlp", "engine": "loop", "rounds": 2}
-    guard = "epsilon=3,delta=1e-5,unit=image"
-    return assemble(make_options({**chosen, "guard": guard, "set": {"model.hidden": 8}}), Path("unused"))
+    needs_stages = method.startswith(("fedadapter", "fedprototypical"))
+    network = ON_STAGES if needs_stages else {"set": {"model.hidden": 8}}
+    return assemble(make_options({**chosen, "guard": "epsilon=3,delta=1e-5,unit=image", **network}), Path("unused"))
 
 
 @pytest.mark.parametrize("method", SEPARABLE)

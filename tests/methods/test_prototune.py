@@ -130,7 +130,20 @@ def test_the_mean_of_stages_that_hardly_moved_is_where_they_were(tmp_path: Any) 
         torch.testing.assert_close(model[name], state[f"start/params/{name}"], atol=1e-6, rtol=1e-5)
 
 
-def test_a_guard_and_forgetting_are_refused(tmp_path: Any) -> None:
+@pytest.mark.parametrize("setting", [{"gram": "sketch"}, {"tune": "both"}, {"rho": 0.5}])
+def test_what_follows_one_exchange_only_is_refused(tmp_path: Any, setting: dict[str, Any]) -> None:
+    data = _domains(tmp_path, {"a": 0, "b": 60})
+    with pytest.raises(UserError, match="neither tune nor rho"):
+        protofed.run("prototune", data, model="cnn", set=setting, image_size=16, out=tmp_path / "x")
+
+
+def test_without_stages_to_train_it_is_refused(tmp_path: Any) -> None:
+    data = _domains(tmp_path, {"a": 0, "b": 60})
+    with pytest.raises(UserError, match="give --train last"):
+        protofed.run("prototune", data, model="cnn", train="head", image_size=16, out=tmp_path / "x")
+
+
+def test_a_guard_is_refused(tmp_path: Any) -> None:
     data = _domains(tmp_path, {"a": 0, "b": 60})
     with pytest.raises(UserError, match="not training; use protoridge"):
         protofed.run("prototune", data, model="cnn", guard="epsilon=3,delta=1e-5", image_size=16, out=tmp_path / "x")

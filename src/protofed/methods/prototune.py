@@ -21,6 +21,7 @@ from protofed.method import At, Plan, Positive, Samples, Step, SumSensitivity, T
 from protofed.methods.protoridge import ProtoRidge
 from protofed.models import Split, everything, head
 from protofed.models.net import Net
+from protofed.models.unit_length import HEAD
 from protofed.records import ClassTable, Nothing, Record, Sum, Weights
 from protofed.registry import register
 from protofed.verbs import NEVER, cosine, cross_entropy
@@ -77,7 +78,9 @@ class ProtoTune(ProtoRidge):
     tau: Positive = knob("temperature of both", default=0.1)
 
     def build(self, base: Split, at: At) -> Split:
-        """With stages to train."""
+        """With stages to train, and nothing that ProtoRidge does after its one exchange."""
+        if self.gram == "sketch" or self.tune != "none" or self.rho:
+            raise UserError("prototune needs statistics that add up (gram=full or none), and has neither tune nor rho")
         model = super().build(base, at)
         if not (everything - head).names(model):
             raise UserError("prototune trains stages before the head; give --train last, or stages=N")
@@ -114,7 +117,7 @@ class ProtoTune(ProtoRidge):
         if self.target != "head":
             terms["prototypes"] = contrast(h, at.down.sums, y, at.classes, self.tau)
         if self.target != "prototypes":
-            W, b = (tensor.detach() for tensor in net.pick(head).params.values())
+            W, b = _linear(net)
             terms["ce"] = cross_entropy((h @ W.T + b) / (self.tau * W.norm(dim=1).mean()), y)
         return terms
 
@@ -143,7 +146,7 @@ class ProtoTune(ProtoRidge):
     def _score(self, net: Net, data: Samples, at: At) -> Tensor:
         """Right answers, and images."""
         h, y = self.rows(net, data, at)
-        W, b = net.pick(head).params.values()
+        W, b = _linear(net)
         return torch.stack([((h @ W.T + b).argmax(1) == y).sum(), torch.tensor(len(y))]).float()
 
     # At the server
@@ -214,6 +217,12 @@ def contrast(h: Tensor, prototypes: ClassTable, y: Tensor, classes: int, tau: fl
     own = held & (torch.arange(len(held), device=y.device) % classes == y[:, None])
     logits = (cosine(h, prototypes.rows) / tau).masked_fill(~held, NEVER)
     return -((logits.log_softmax(1) * own).sum(1) / own.sum(1).clamp(min=1)).mean()
+
+
+def _linear(net: Net) -> tuple[Tensor, Tensor]:
+    """W and b of the head, as they are."""
+    params = net.pick(head).params
+    return params[f"{HEAD}.weight"].detach(), params[f"{HEAD}.bias"].detach()
 
 
 def most_liked(scores: Tensor) -> int:
