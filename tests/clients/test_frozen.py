@@ -25,6 +25,8 @@ from protofed.methods.fedavg import FedAvg
 from protofed.methods.fedproto import FedProto
 from protofed.models import Split, build_model, head, part
 from protofed.models.net import Net
+from protofed.models.passed import ImagesWanted
+from protofed.records import Weights
 from protofed.registry import register
 from protofed.runs.assembly import Assembly, assemble
 from protofed.runs.options import make_options
@@ -48,10 +50,21 @@ class LastStages(FedAvg):
     steps = (Step(trains=part("layer4", "fc")),)
 
 
+class HeadOnly(FrozenBackbone):
+    """Has nothing to train but its head."""
+
+    trained = head
+    separable = True
+
+    def loss(self, net: Net, x: Tensor, y: Tensor, at: At) -> Terms:
+        return {"ce": cross_entropy(net(x), y)}
+
+
 class Brightens(FrozenBackbone):
     """Computes with its images before it shows them to the network."""
 
     trained = head
+    separable = True
 
     def loss(self, net: Net, x: Tensor, y: Tensor, at: At) -> Terms:
         return {"changed": cross_entropy(net(x + 0.1), y), "in_place": cross_entropy(net(x.mul_(1.1)), y)}
@@ -60,6 +73,7 @@ class Brightens(FrozenBackbone):
 @pytest.fixture(autouse=True)
 def methods() -> None:
     register("last_stages")(LastStages)
+    register("head_only")(HeadOnly)
     register("brightens")(Brightens)
 
 
@@ -138,7 +152,9 @@ def assert_same_but_for_rounding(one: Any, other: Any) -> None:
             for key in mine:
                 torch.testing.assert_close(mine[key], its[key], rtol=1e-7, atol=1e-9)
     for mine, its in zip(left["rounds.jsonl"], right["rounds.jsonl"], strict=True):
-        assert mine["train_loss"] == pytest.approx(its["train_loss"], rel=1e-7)
+        # Private training tells no loss.
+        expected = its["train_loss"] and pytest.approx(its["train_loss"], rel=1e-7)
+        assert mine["train_loss"] == expected
         for key in ("bytes", "accuracy", "participants", "samples", "events"):
             assert mine[key] == its[key]
 
@@ -151,6 +167,26 @@ def test_equal_to_the_run_that_computes_everything(method: str, frozen_run: Any,
     assert_same_but_for_rounding(plain, kept)
     assert plain.config["engine"]["frozen"] == {"kept": [], "folded": [], "why": "asked for"}
     assert "not trained" in kept.config["engine"]["frozen"]["why"]
+
+
+@pytest.mark.parametrize("method", ["head_only", "brightens"])
+def test_gradients_of_single_samples_too(method: str, frozen_run: Any, filled: Any) -> None:
+    guard = "clip=1,noise=0.5"
+    plain = frozen_run(method, "plain", guard=guard)
+    assert_same_but_for_rounding(plain, frozen_run(method, guard=guard))
+    # A loss that changes its images is computed from them, in training as ever; the others never decode one.
+    assert "train a-0" in filled()
+
+
+def test_images_that_have_passed_are_not_mistaken_for_images() -> None:
+    net = Net(build_model("resnet10", (3, 16, 16), 2, {"width": 4})).using(Weights({}, {}))
+    like, h = torch.zeros(0, 3, 16, 16), torch.ones(5, 4, 16, 16)
+    x = net.entered(1, h, like)
+    assert (len(x), x.shape) == (5, (5, 3, 16, 16))
+    torch.testing.assert_close(net.features(x), net.model.between(h, 1, net.model.stages_until(None)))
+    for look in (lambda: x + 1, lambda: x[None], lambda: net.model(x), lambda: torch.stack([x])):
+        with pytest.raises(ImagesWanted):
+            look()
 
 
 def test_the_frozen_stages_do_take_the_short_way(frozen_run: Any, filled: Any) -> None:

@@ -65,12 +65,7 @@ def choose_frozen(name: str, context: RunContext) -> _FrozenChoice:
     if name == "plain":
         return _FrozenChoice((), "asked for")
     parts = tuple(find_frozen(context.method, model, context.dataset.image_shape) for model in context.models)
-    if context.guard.trains_privately and any(context.plan.epochs):
-        problem = _Problem(
-            "gradients are taken sample by sample, of batches drawn anew", "use another guard, or --frozen auto"
-        )
-        parts = ()
-    elif _too_large(replace(context, frozen=parts)):
+    if _too_large(replace(context, frozen=parts)):
         problem = _Problem(
             "the features would not fit on the disk of the run folder", "free some, or use --frozen auto"
         )

@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_map
 
 from protofed.data import Augment, Images, Normalise
 from protofed.data.pixels import StoredPixels, digest_of
+from protofed.models.passed import DESCRIPTIONS
 from protofed.seeding import generator
 
 KEPT_NORMALISED = 256 * 2**20
@@ -65,7 +66,7 @@ class SampleBatch(Tensor):
         cls, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Shape and the like are known; everything else is asked of the images."""
-        if func in _DESCRIPTIONS:
+        if func in DESCRIPTIONS:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         return _with_images(func, args, kwargs)
@@ -76,15 +77,6 @@ class SampleBatch(Tensor):
     ) -> Any:
         """For what reaches torch without its Python interface."""
         return _with_images(func, args, kwargs)
-
-
-_DESCRIPTIONS = {
-    Tensor.__len__,
-    Tensor.size,
-    Tensor.dim,
-    Tensor.is_floating_point,
-    *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "requires_grad")),
-}
 
 
 def _with_images(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Any:

@@ -11,6 +11,7 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase
 
 from protofed.models.groups import Group, everything, tensors
+from protofed.models.passed import PassedImages
 from protofed.models.split import Split, evaluation_mode
 from protofed.records import ClassTable, PrototypeSet, Weights
 
@@ -59,14 +60,14 @@ class Net:
         first, end = 0, self.model.stages_until(cut)
         if end >= self.shortcut.prefix and (known := self.shortcut.lookup(x)) is not None:
             first, x = self.shortcut.prefix, known
-        return self.model.between(x, first, end, self.shortcut.stand_ins)
+        return self._run("between", x, first, end, self.shortcut.stand_ins)
 
     def head(self, h: Tensor, cut: str | None = None) -> Tensor:
         """Logits from features taken at the same cut."""
         if self.shortcut is None:
             return self._run("head", h, cut)
         model = self.model
-        return model.between(h, model.stages_until(cut), len(model.stage_names), self.shortcut.stand_ins)
+        return self._run("between", h, model.stages_until(cut), len(model.stage_names), self.shortcut.stand_ins)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Logits of a batch."""
@@ -75,6 +76,12 @@ class Net:
     def call(self, part: str, *arguments: Tensor) -> Tensor:
         """The output of a part that was attached to the model."""
         return self._run(part, *arguments)
+
+    def entered(self, prefix: int, h: Tensor, like: Tensor) -> Tensor:
+        """Images such as `like` that have come out of the first stages, `prefix` of them, as `h`; for this net only."""
+        x = PassedImages(like, len(h))
+        self.shortcut = Shortcut({}, prefix, lambda other: h if other is x else None)
+        return x
 
     def using(self, weights: Weights) -> "Net":
         """The same network at other weights, for instance a frozen reference; what `weights` lacks is shared."""
