@@ -12,8 +12,9 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from math import log10
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,15 @@ NO_ROWS = ("prototune", "protoridge", "centralized")
 LADDER = ("30", "8", "3", "1")
 """Epsilons, tried from above until 90 % are missed."""
 GOAL = 0.9
+PICTURE = RESULTS.parents[1] / "docs" / "pictures" / "accuracy-by-bytes.svg"
+_KINDS: dict[str, tuple[str, ...]] = {
+    "protoridge": ("protoridge",),
+    "other closed forms": ("fedncm", "fed3r", "fedcgs", "fedcof"),
+    "trained": ("",),
+}
+_COLOURS = {"protoridge": "#c2410c", "other closed forms": "#0f766e", "trained": "#64748b"}
+_LOWEST = 80.0
+"""Per cent; what lies lower is in the table only."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +138,48 @@ def main(arguments: Sequence[str] | None = None) -> list[list[str]]:
     print(page)
     if chosen.write:
         (RESULTS / "equal_terms.md").write_text(page)
+        draw(found, PICTURE)
     return rows
+
+
+def draw(found: Mapping[str, Sequence[Outcome]], path: Path) -> None:
+    """Accuracy over the bytes that a client sends, a dot for each method; names where they can be read."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "protofed"  # the same picture from the same numbers
+    from matplotlib import pyplot
+
+    clients = sum(int(part.partition("=")[2]) for part in OFFICE["clients"].split(","))
+    figure, panel = pyplot.subplots(figsize=(8, 4.4))
+    taken: list[tuple[float, float]] = []
+    points = {
+        row: (
+            statistics.mean(one.up for one in runs) / clients / 1000,
+            100 * statistics.mean(one.average for one in runs),
+        )
+        for row, runs in found.items()
+    }
+    for row, (kilobytes, accuracy) in sorted(points.items(), key=lambda point: -point[1][1]):
+        if not kilobytes:
+            continue
+        kind = next(kind for kind in _COLOURS if row.startswith(_KINDS[kind]))
+        panel.scatter(kilobytes, accuracy, color=_COLOURS[kind], label=kind, zorder=3)
+        free = all(abs(log10(kilobytes / x)) > 0.6 or abs(accuracy - y) > 0.9 for x, y in taken)
+        if free and accuracy > _LOWEST:
+            panel.annotate(row, (kilobytes, accuracy), xytext=(5, 4), textcoords="offset points", fontsize=8)
+            taken.append((kilobytes, accuracy))
+    panel.set_xscale("log")
+    panel.set_ylim(_LOWEST, 98)
+    panel.set_xlabel("sent up by a client in all rounds (kB)")
+    panel.set_ylabel("accuracy (%), mean of four domains")
+    panel.grid(alpha=0.3)
+    handles, labels = panel.get_legend_handles_labels()
+    once = dict(zip(labels, handles, strict=True))
+    panel.legend(once.values(), once, loc="lower right", fontsize="small")
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
 
 
 def _row(name: str, runs: Sequence[Outcome], best: float, epsilon: str) -> list[str]:
