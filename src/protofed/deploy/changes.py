@@ -6,7 +6,7 @@ of two sums would be one: nobody is added or taken out then, unless a site hands
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -157,6 +157,6 @@ class SumChanges:
             write_summary(folder, run.summary, accuracy)
 
 
-def record_for_site(record: dict[str, Any], run: str) -> bytes:
+def record_for_site(record: Mapping[str, Any], run: str) -> bytes:
     """What a site is told of its part: the record without the scores of others."""
     return json.dumps({"run": run, **{key: value for key, value in record.items() if key != "accuracy"}}).encode()

@@ -269,7 +269,7 @@ class _Server:
             log.warning("%s", refusal)
 
     def _remember(self, census: Census, coming: Census | None = None) -> None:
-        """Who takes part; `coming`: with a site whose part is being added now, so that a kill leaves one or the other."""
+        """Who takes part; `coming`: with a site that is being added, so that a kill leaves one or the other."""
         content: dict[str, Any] = {"run": self._identity, "census": census.as_dict()}
         if coming is not None:
             content["coming"] = coming.as_dict()
