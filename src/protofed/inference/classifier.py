@@ -17,6 +17,7 @@ from protofed.models import ImageShape, Split, laid_out, nothing
 from protofed.models.net import Net
 from protofed.records import Weights
 from protofed.runs.opened import LAST, OpenRun, Run
+from protofed.system import one_thread
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,11 @@ class Classifier(nn.Module):
         """Of which round: the `last`, or the `best`."""
         self.config = opened.config
         self.summary = self.run.summary
-        self._method, self._context = opened.method, opened.context
+        # The run is put together with a few images; threads would wait for each other longer than they work.
+        with one_thread():
+            self._method, self._context = opened.method, opened.context
+            self._members = _server_members(opened) if client is None else [_client_member(opened, client)]
         self._features = FrozenFeatures(self._context)
-        self._members = _server_members(opened) if client is None else [_client_member(opened, client)]
         self.networks = nn.ModuleList(member.net.model for member in self._members)
         self.eval()
 
