@@ -378,6 +378,12 @@ class Method(Generic[U]):
         """
         raise UserError("its state is no sum over clients, so nothing can be added to it")
 
+    def memory_of(self, upload: Any, like: Any) -> Record:
+        """What a client remembers that has sent this upload, a record such as `like`; for `forget` and `include` where
+        the client's memory is elsewhere.
+        """
+        raise UserError("its state is no sum over clients, so nobody's part can be told from an upload")
+
     # What comes out
 
     def global_weights(self, server: Any) -> Weights | None:

@@ -1,7 +1,10 @@
 """Features on disk: found again, bounded, shared between processes, and never trusted when damaged."""
 
 import multiprocessing
+import os
 import sqlite3
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -80,6 +83,35 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptu
     assert cache.read(BACKBONE, list(some(2))) == {}
     assert "features are not kept" in caplog.text
     assert "set PROTOFED_CACHE" in caplog.text
+
+
+@pytest.fixture
+def nobody() -> Iterator[Path]:
+    """A folder that others may look into, and the rights of somebody else; root may write anywhere."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+        if os.getuid() == 0:
+            os.seteuid(0)
+        Path(folder).chmod(0o755)
+
+
+def test_a_folder_that_can_only_be_read(nobody: Path, caplog: pytest.LogCaptureFixture) -> None:
+    FeatureCache(nobody).write(BACKBONE, some(3))
+    before = {path.name: path.read_bytes() for path in nobody.iterdir()}
+    (nobody / "features.sqlite").chmod(0o444)
+    nobody.chmod(0o555)
+    if os.getuid() == 0:
+        os.seteuid(65534)
+    cache = FeatureCache(nobody)
+    for _ in range(2):
+        found = cache.read(BACKBONE, list(some(4)))
+        assert found.keys() == some(3).keys()
+        cache.write(BACKBONE, some(4))
+    assert cache.content().features == 3
+    (line,) = caplog.messages
+    assert "can only be read" in line
+    assert "its features are used" in line
+    assert {path.name: path.read_bytes() for path in nobody.iterdir()} == before
 
 
 def test_a_full_disk(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,9 @@ from protofed.deploy.policy import Policy
 from protofed.deploy.protocol import SiteRequest
 from protofed.deploy.server import WaitLimits
 from protofed.errors import UserError
+from protofed.inference.addition import AdditionResult
 from protofed.inference.forget import forget
+from protofed.inference.join import join
 from protofed.method import knob
 from protofed.methods.i2pfl import I2PFL
 from protofed.records import Bytes, Weights, encode
@@ -604,3 +606,26 @@ def test_a_site_leaves_after_the_end_by_handing_over_what_it_sent(three: Federat
     left, two = (load_file(three.folder / name / "model.safetensors") for name in ("without-b", "two"))
     for name, tensor in two.items():
         torch.testing.assert_close(left[name], tensor, atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("method", ["fedncm", "fedcof", "protoridge"])
+def test_a_newcomer_is_added_to_the_folder_of_a_deployment(method: str, federation: Federation) -> None:
+    """After the end, where nobody of the deployment is there any more."""
+    for name in ("a", "b"):
+        federation.add(name)
+    run = federation.run(method, dtype="float64")
+    out = federation.folder / "with-c"
+    result = join(run.path, federation.data, domains="c", out=out)
+    assert isinstance(result, AdditionResult)
+    assert result.sites == ("a-0", "b-0", "c-0")
+    reference(federation, method, "three", dtype="float64")
+    joined, expected = (load_file(federation.folder / name / "model.safetensors") for name in ("with-c", "three"))
+    for name, tensor in expected.items():
+        torch.testing.assert_close(joined[name], tensor, atol=1e-9, rtol=0)
+    # And out again; its state is in the folder, others' are at their sites.
+    forget(out, "c-0", out=federation.folder / "without-c")
+    again, before = (load_file(federation.folder / name / "model.safetensors") for name in ("without-c", "run"))
+    for name, tensor in before.items():
+        torch.testing.assert_close(again[name], tensor, atol=1e-9, rtol=0)
+    with pytest.raises(UserError, match="--state"):
+        forget(out, "b-0", out=federation.folder / "without-b")

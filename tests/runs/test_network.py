@@ -49,6 +49,22 @@ def test_what_fits_the_images(shape: tuple[int, int, int], name: str, size: int 
     assert bool(network.reason) == (name == "efficientnet_lite0")
 
 
+def test_the_line_about_the_network_says_what_is_trained_of_it() -> None:
+    assert "ImageNet weights at 128 pixels, of which --train head is trained" in chosen((3, 64, 64)).reason
+    assert "from scratch, of which --train all is trained" in chosen((3, 64, 64), weights="none").reason
+    for method in ("fedadapter", "fedncm", "protoridge"):
+        reason = choose_network(make_options({"method": method}), (3, 64, 64), find_method(method)).reason
+        assert f"frozen but for what {method} adds to it" in reason
+        assert "--train" not in reason
+
+
+def test_photographs_made_small_say_that_they_get_the_small_network() -> None:
+    network = chosen((3, 32, 32), image_size=32)
+    assert network.names == ("cnn",)
+    assert "images of 32 pixels (--image-size): cnn" in network.reason
+    assert chosen((3, 32, 32), image_size=32, model="cnn").reason == ""
+
+
 def test_what_the_user_asks_for_comes_first() -> None:
     assert chosen((3, 64, 64), model="resnet10").weights == "none"
     assert chosen((3, 64, 64), model="resnet10").train == "all"

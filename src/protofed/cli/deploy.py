@@ -96,6 +96,10 @@ def server_command(
     ] = None,
     round_timeout: Annotated[float, typer.Option("--round-timeout", help="seconds a site has to answer")] = 600.0,
     wait: Annotated[float, typer.Option("--wait", help="seconds to wait for the sites before the first round")] = 600.0,
+    stay: Annotated[
+        float | None,
+        typer.Option("--stay", help="seconds after the last round in which sites may still come or be forgotten"),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="continue the run in --out")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="say nothing but warnings")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print the summary as JSON, and nothing else")] = False,
@@ -107,7 +111,7 @@ def server_command(
     if method is not None:
         run_options["method"] = method
     progress = ProgressBar()
-    limits = WaitLimits(min_sites, round_timeout, wait)
+    limits = WaitLimits(min_sites, round_timeout, wait, stay)
     callbacks = [] if quiet or as_json else [progress]
     try:
         with saying(lambda: "stopped; finished rounds are kept, and the same command with --resume goes on from there"):

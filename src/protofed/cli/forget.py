@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,9 +12,12 @@ from protofed.inference.forget import forget
 
 
 def forget_command(
-    run: Annotated[Path, typer.Argument(help="the folder of a complete run")],
+    run: Annotated[Path, typer.Argument(help="the folder of a complete run, or of a deployed server at work")],
     client: Annotated[str, typer.Option("--client", help="the site whose part is taken out")],
-    out: Annotated[Path, typer.Option("--out", help="where the result without it goes")],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="where the result without it goes; without, the server at work in RUN is asked"),
+    ] = None,
     state: Annotated[
         Path | None,
         typer.Option("--state", help="of a deployment: the site's own clients/CLIENT.safetensors"),
@@ -25,13 +28,24 @@ def forget_command(
 
     Example: protofed forget my-run --client dslr-0 --out my-run-without
     """
-    result = forget(run, client, out=out, state=state)
+    if out is None:
+        from protofed.deploy.requests import ask_to_forget
+
+        record = ask_to_forget(run, client, state)
+        accuracy = record.pop("accuracy")
+    else:
+        result = forget(run, client, out=out, state=state)
+        record, accuracy = result.as_dict(), result.accuracy
     if as_json:
-        print(json.dumps(result.as_dict()))
-        return
-    view = None if result.accuracy is None else result.accuracy["global"]
-    scored = "" if view is None else f", accuracy {percent(view['average'])} %"
+        print(json.dumps(record))
+    else:
+        _show(record, accuracy, out or run)
+
+
+def _show(record: dict[str, Any], accuracy: Any, place: Path) -> None:
+    view = None if accuracy is None else accuracy["global"]
+    scored = "" if view is None or view["average"] is None else f", accuracy {percent(view['average'])} %"
     console().print(
-        f"{client} and its {result.images} images are out of the result{scored}; {len(result.left)} sites remain; "
-        f"{FORGOTTEN} in {out} says what was removed and what cannot be"
+        f"{record['client']} and its {record['images']} images are out of the result{scored}; {len(record['left'])} "
+        f"sites remain; {FORGOTTEN} in {place} says what was removed and what cannot be"
     )

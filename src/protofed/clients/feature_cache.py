@@ -1,8 +1,8 @@
 """Features of frozen backbones, kept on disk from run to run: an image that was seen once is not computed again.
 
 A feature is found by what it was computed from: the pixels, and the backbone (its weights, its stages, the runtime).
-One SQLite file holds them all, so that several processes may read and write at once. Whatever is wrong with the file,
-a run goes on without it and says so.
+One SQLite file holds them all, so that several processes may read and write at once. Where it can only be read, what is
+in it is used. Whatever else is wrong with the file, a run goes on without it and says so.
 """
 
 import logging
@@ -43,6 +43,13 @@ CREATE TABLE IF NOT EXISTS features (
 """
 
 
+_NO_WRITING = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
+
+
+class _Unwritable(Exception):
+    """A file that is there, in a place where nothing can be written."""
+
+
 @dataclass(frozen=True)
 class CacheContent:
     """How much is kept, and where."""
@@ -60,6 +67,7 @@ class FeatureCache:
         self.path = (folder or cache_folder()) / _FILE
         self._limit = limit
         self._told: set[str] = set()
+        self._read_only = False
 
     def read(self, backbone: bytes, images: Sequence[bytes]) -> dict[bytes, Tensor]:
         """The features that are kept, as flat float32 tensors; a damaged one counts as missing."""
@@ -69,21 +77,24 @@ class FeatureCache:
             for part in _parts(list(dict.fromkeys(images))):
                 where = f"WHERE backbone = ? AND image IN ({','.join('?' * len(part))})"
                 values.update(database.execute(f"SELECT image, value FROM features {where}", (backbone, *part)))
-                now = time.time()
-                # To write that a feature was used rewrites the feature.
-                stale = (now, backbone, *part, now - _FRESH)
-                database.execute(f"UPDATE features SET used = ? {where} AND used < ?", stale)
+                if not self._read_only:
+                    now = time.time()
+                    # To write that a feature was used rewrites the feature.
+                    stale = (now, backbone, *part, now - _FRESH)
+                    database.execute(f"UPDATE features SET used = ? {where} AND used < ?", stale)
             return values
 
         nothing: dict[bytes, bytes] = {}
-        values = self._transact("read", select, nothing) if self.path.exists() else nothing
+        values = self._look(select, nothing)
         intact = {image: value for image, value in values.items() if _is_intact(value)}
         if len(intact) < len(values):
             self._warn(f"{len(values) - len(intact)} kept features in {self.path} are damaged and computed again")
         return {image: torch.frombuffer(bytearray(value[_CHECKSUM:]), dtype=_DTYPE) for image, value in intact.items()}
 
     def write(self, backbone: bytes, features: Mapping[bytes, Tensor]) -> None:
-        """Keep features for the next run."""
+        """Keep features for the next run, where they can be."""
+        if self._read_only:
+            return
         now = time.time()
 
         def insert(database: sqlite3.Connection) -> None:
@@ -100,7 +111,7 @@ class FeatureCache:
             count, size = database.execute("SELECT COUNT(*), TOTAL(LENGTH(value)) FROM features").fetchone()
             return int(count), int(size)
 
-        count, size = self._transact("read", total, (0, 0)) if self.path.exists() else (0, 0)
+        count, size = self._look(total, (0, 0))
         return CacheContent(self.path, count, size, self._limit)
 
     def clear(self) -> CacheContent:
@@ -122,6 +133,28 @@ class FeatureCache:
             excess -= row[2]
         database.executemany("DELETE FROM features WHERE backbone = ? AND image = ?", removed)
 
+    def _look(self, work: Callable[[sqlite3.Connection], T], otherwise: T) -> T:
+        """What the work finds in a file that may be there, also where it cannot be written."""
+        if not self.path.exists():
+            return otherwise
+        if not self._read_only:
+            try:
+                return self._transact("read", work, otherwise)
+            except _Unwritable as problem:
+                self._read_only = True
+                self._warn(
+                    f"{self.path} can only be read ({problem}): its features are used, new ones are not kept; set "
+                    "PROTOFED_CACHE to keep them"
+                )
+        try:
+            # Nobody writes it from here, so no file is needed beside it by which writers and readers would agree.
+            address = f"{self.path.absolute().as_uri()}?immutable=1"
+            with closing(sqlite3.connect(address, uri=True)) as database:
+                return work(database)
+        except sqlite3.Error as problem:
+            self._warn(f"{self.path} cannot be read ({problem}); features are computed again")
+        return otherwise
+
     def _transact(self, purpose: str, work: Callable[[sqlite3.Connection], T], otherwise: T) -> T:
         """What the work returns, done in one transaction; `otherwise` where the file cannot be used."""
         try:
@@ -133,6 +166,8 @@ class FeatureCache:
                     database.execute(_SCHEMA)
                     return work(database)
         except sqlite3.OperationalError as problem:
+            if purpose == "read" and problem.sqlite_errorcode & 0xFF in _NO_WRITING:
+                raise _Unwritable(str(problem)) from None
             self._warn(f"features are not kept: cannot {purpose} {self.path} ({problem}); set PROTOFED_CACHE")
         except sqlite3.DatabaseError as problem:
             self._warn(f"{self.path} is damaged ({problem}); it is removed, and features are computed again")

@@ -260,13 +260,20 @@ class FrozenStages:
     @cached_property
     def _backbone(self) -> "Backbone | None":
         """A faster runtime and a cache, where all clients have the same prefix weights."""
-        stages = {name: self._model.get_submodule(name) for name in self._part.prefix}
-        if all(isinstance(stage, Frozen) or not tensors(stage) for stage in stages.values()):
-            return Backbone(stages, self._context, self._threads)
-        return None
+        stages = frozen_prefix(self._context, self._architecture)
+        return Backbone(stages, self._context, self._threads) if stages else None
 
     def _last(self) -> bool:
         return self._context.layout == "channels-last" and len(self._part.shape) == 3
+
+
+def frozen_prefix(context: RunContext, architecture: int) -> dict[str, nn.Module]:
+    """The leading stages whose output is kept, by name; none where clients may have different weights in them."""
+    model = context.models[architecture]
+    prefix = context.frozen[architecture].prefix if context.frozen else ()
+    stages = {name: model.get_submodule(name) for name in prefix}
+    same = all(isinstance(stage, Frozen) or not tensors(stage) for stage in stages.values())
+    return stages if same else {}
 
 
 def _as_maps(rows: Tensor, shape: tuple[int, ...], channels_last: bool) -> Tensor:

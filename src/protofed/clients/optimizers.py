@@ -16,6 +16,9 @@ from protofed.models.net import Net
 
 State = dict[str, Tensor]
 
+_STRIDE = "stride"
+"""Of SGD; states that an earlier version kept lack it."""
+
 
 class LocalOptimizer:
     """Follows one step of a method. It counts its steps, and how far a unit gradient would have moved a weight.
@@ -112,13 +115,13 @@ class Sgd(LocalOptimizer):
 
     def state(self) -> State:
         """The velocity, and that which a unit gradient would have given."""
-        return {**super().state(), "stride": torch.tensor(self._stride, dtype=torch.float64)}
+        return {**super().state(), _STRIDE: torch.tensor(self._stride, dtype=torch.float64)}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Continue from a kept velocity."""
         super().restore(state)
         # Clients that step together have taken equally many.
-        self._stride = float(state["stride"].flatten()[0])
+        self._stride = float(state[_STRIDE].flatten()[0])
 
     @property
     def reach(self) -> float:
@@ -207,6 +210,11 @@ def restore_state(method: Method, optimizers: Sequence[LocalOptimizer], state: M
         return
     for index, one in enumerate(optimizers):
         one.restore({key.removeprefix(f"{index}/"): value for key, value in state.items()})
+
+
+def older_state(state: State) -> State:
+    """What an earlier version would have kept of the same optimisers; it started without the rest."""
+    return {key: value for key, value in state.items() if key.rpartition("/")[2] != _STRIDE}
 
 
 def _laid_out_as(param: Tensor, gradient: Tensor) -> Tensor:

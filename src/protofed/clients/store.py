@@ -4,12 +4,14 @@ import os
 import shutil
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
 from torch import Tensor
 
-from protofed.errors import UserError
+from protofed.clients.optimizers import older_state
+from protofed.errors import BadMessage, UserError
 from protofed.records import Record, Weights, decode_file, encode
 from protofed.system import write_atomically
 
@@ -47,7 +49,7 @@ class ClientStore:
         """The newest state of a client: what it proposed in `round`, else what was committed, else None."""
         for path in (self._proposal(client, round), self._committed(client)):
             if path.exists():
-                return decode_file(path, like, f"{client}'s stored state")
+                return _decoded(path, like, f"{client}'s stored state")
         return None
 
     def propose(self, client: str, round: int, state: ClientState) -> None:
@@ -102,6 +104,23 @@ class ClientStore:
 
     def _proposal(self, client: str, round: int) -> Path:
         return self.folder / f"{plain_name(client)}.round-{round}"
+
+
+def _decoded(path: Path, like: ClientState, name: str) -> ClientState:
+    """A stored state, maybe of an earlier version, whose optimisers kept less; the rest is as in the beginning."""
+    try:
+        return decode_file(path, like, name)
+    except BadMessage:
+        older = replace(like, optimizer=older_state(like.optimizer))
+        if older.optimizer.keys() == like.optimizer.keys():
+            raise
+        try:
+            state = decode_file(path, older, name)
+        except BadMessage:
+            pass  # so it is no older one, and the first complaint holds
+        else:
+            return replace(state, optimizer={**like.optimizer, **state.optimizer})
+        raise
 
 
 @lru_cache(maxsize=2**16)

@@ -161,6 +161,10 @@ class OnePass(Method[U]):
         self.refuse_unless_sum()
         return self.with_head(replace(server, total=subtracted(server.total, memory, sign=-1)), at)
 
+    def memory_of(self, upload: Any, like: Any) -> Any:
+        """The statistics, which are sent as they are."""
+        return replace(like, **{name: getattr(upload, name).value for name in vars(like)})
+
     def refuse_unless_sum(self) -> None:
         """Raise where the server's state is more than a sum over sites and what follows from it."""
 

@@ -1,5 +1,6 @@
 """The engine of a deployment: a job goes to the site it is about, and AcceptedRounds knows whose uploads counted."""
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,8 @@ class AcceptedRounds:
         self.folder = folder
         self._settled: dict[str, int] = {}
         self._answered: dict[str, int] = {}
+        self.digests: dict[str, str] = {}
+        """SHA-256 of the last upload that has come from each client."""
 
     def learn(self, rounds: Iterable[Mapping[str, Any]]) -> None:
         """Take over the rounds that are committed."""
@@ -47,9 +50,11 @@ class AcceptedRounds:
             missing = {event["client"] for event in record["events"] if event["event"] == "left out"}
             self.commit([client for client in record["participants"] if client not in missing], record["round"] - 1)
 
-    def answered(self, client: str, round: int) -> None:
-        """Note that a site has trained and its upload has arrived."""
+    def answered(self, client: str, round: int, upload: bytes | None = None) -> None:
+        """Note that a site has trained and its upload has arrived, maybe hidden in a sum."""
         self._answered[client] = round
+        if upload is not None:
+            self.digests[client] = hashlib.sha256(upload).hexdigest()
 
     def last(self, client: str) -> int | None:
         """The last round whose training counts for this client."""
@@ -169,8 +174,8 @@ class SitesEngine:
             return self._failure(job, result.reason, result.not_finite)
         if isinstance(result, Trained) != isinstance(job, Train):
             return self._failure(job, "it answers another question")
-        if isinstance(job, Train):
-            self._accepted.answered(job.client, job.round)
+        if isinstance(job, Train) and isinstance(result, Trained):
+            self._accepted.answered(job.client, job.round, result.blob)
         return result
 
     @staticmethod

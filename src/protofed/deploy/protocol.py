@@ -22,7 +22,7 @@ SITES = "sites"
 """The name of the data where every site holds its own."""
 
 _RUN = re.compile(r"[0-9a-f]{32}")
-_KINDS = ("hello", "begin", "job", "mask", "finish")
+_KINDS = ("hello", "begin", "job", "mask", "finish", "forgotten")
 _OWN = ("data_root", "weights", "plugin", "device", "workers")
 """Options that every machine decides for itself; of weights those that come from a file."""
 
@@ -81,7 +81,7 @@ class SiteRequest:
     """One message to a site."""
 
     kind: str
-    """hello, begin, job, mask (a stage of a secure sum) or finish."""
+    """hello, begin, job, mask (a stage of a secure sum), finish, or forgotten (its part is out of the result)."""
     terms: RunTerms | None = None
     accepted: int | None = None
     """The last round in which the server took this site's upload."""

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from protofed.clients import Failed, refusal_in, unpack_answer
 from protofed.deploy.census import Census, Hello
+from protofed.deploy.changes import SumChanges, record_for_site
 from protofed.deploy.engine import AcceptedRounds, SitesEngine
 from protofed.deploy.keys import ServerKeys
 from protofed.deploy.link import SuperLink
 from protofed.deploy.protocol import SITES, RunTerms, SiteRequest
+from protofed.deploy.requests import OpenRequests
 from protofed.errors import BadMessage, UserError
 from protofed.federation import Diverged, Federation, RunFolder, TooFewClients
 from protofed.guards import parse_guard
@@ -50,6 +52,8 @@ class WaitLimits:
     """Fewest sites to begin with and to close a round; without it all begin, and one closes a round."""
     round_timeout: float = 600.0
     wait: float = 600.0
+    stay: float | None = None
+    """Seconds for which late sites and requests to forget one are waited for after the last round; None: not at all."""
 
 
 def serve(
@@ -82,7 +86,7 @@ def serve(
     folder = RunFolder(out, accepted)
     if not resume:
         folder.refuse_if_taken()
-    elif Run(out).complete:
+    elif Run(out).complete and limits.stay is None:
         log.warning("the run in %s is complete already", out)
         return Run(out)
     else:
@@ -118,17 +122,21 @@ class _Server:
         self._refused_sites: set[str] = set()
         self._bad_hellos: dict[str, int] = {}
         """How often a site did not say in time what it holds, or said nonsense."""
+        self._forgotten: set[str] = set()
+        self._requests = OpenRequests(folder.path)
+        self._federation: Federation | None = None
 
     def run(self, resume: bool, callbacks: list[Any]) -> Run:
         census = self._census(resume)
         assembly = self._agree(census)
-        self._begin(list(census.sites))
+        if not Run(self._folder.path).complete:
+            self._begin(list(census.sites))
         if resume:
             self._folder.lock()
         else:
             self._folder.create()
         self._remember(census)
-        return carry_out(
+        result = carry_out(
             assembly,
             self._folder,
             resume,
@@ -137,6 +145,14 @@ class _Server:
             rounds=self._rounds,
             min_clients=self._limits.min_sites or 1,
         )
+        if self._limits.stay is not None and result.summary["status"] != "diverged":
+            self._stay(self._limits.stay)
+        return result
+
+    @property
+    def _terms(self) -> RunTerms:
+        assert self._engine.terms is not None, "terms come first"
+        return self._engine.terms
 
     # Before the first round
 
@@ -152,8 +168,14 @@ class _Server:
             return self._settled(Census.of(hellos, self._fixed_shape(shapes)))
         stored = json.loads((self._folder.path / _MEMBERS).read_text())
         self._identity = stored["run"]
+        self._accepted.digests.update(stored.get("uploads", {}))
+        self._learn_forgotten()
+        self._engine.nodes = self._members()
         census = Census.read(stored["census"], _MEMBERS)
-        self._hellos(list(census.sites))
+        if stored.get("coming") is not None and not self._counted() <= census.sites.keys():
+            census = Census.read(stored["coming"], _MEMBERS)
+        if not Run(self._folder.path).complete:
+            self._hellos([name for name in census.sites if name not in self._forgotten])
         return census
 
     def _alike(self, hellos: dict[str, Hello]) -> dict[str, Hello]:
@@ -246,14 +268,28 @@ class _Server:
         for refusal in refusals:
             log.warning("%s", refusal)
 
-    def _remember(self, census: Census) -> None:
-        self._folder.write_json(_MEMBERS, {"run": self._identity, "census": census.as_dict()})
+    def _remember(self, census: Census, coming: Census | None = None) -> None:
+        """Who takes part; `coming`: with a site that is being added, so that a kill leaves one or the other."""
+        content: dict[str, Any] = {"run": self._identity, "census": census.as_dict()}
+        if coming is not None:
+            content["coming"] = coming.as_dict()
+        self._folder.write_json(_MEMBERS, {**content, "uploads": self._accepted.digests})
+
+    def _learn_forgotten(self) -> None:
+        """Those whom the rounds so far name."""
+        events = [event for line in self._folder.rounds() for event in line["events"]]
+        self._forgotten |= {_site(event["client"]) for event in events if event["event"] == "forgotten"}
+
+    def _members(self) -> dict[str, int]:
+        """The nodes of those who may take part; who was forgotten is shut out."""
+        return {name: node for name, node in self._link.admit_members().items() if name not in self._forgotten}
 
     # Round by round
 
     def _rounds(self, federation: Federation) -> Iterator[dict[str, Any]]:
         """The rounds, each after a check of the members; one that too few took part in is begun again."""
-        tries = 0
+        tries, self._federation = 0, federation
+        self._learn_forgotten()  # a server that was killed may have got no further than to commit it
         while federation.goes_on:
             self._update_members(federation)
             try:
@@ -272,15 +308,18 @@ class _Server:
                 time.sleep(_PAUSE * tries)
                 continue
             tries = 0
+            self._remember(self._terms.census)
             yield record
-        self._finish_run(federation)
+            self._answer_requests(federation)
+        self._add_late(federation)
+        if self._limits.stay is None:
+            self._finish_run(federation)
 
     def _update_members(self, federation: Federation) -> None:
         """Shut out sites whose key was revoked, and let in those that come late."""
-        self._engine.nodes = self._link.admit_members()
+        self._engine.nodes = self._members()
         self._refuse_too_few_members()
-        assert self._engine.terms is not None
-        census = self._engine.terms.census
+        census = self._terms.census
         late = [name for name in self._engine.nodes if name not in census.sites and name not in self._refused_sites]
         if not late or self._engine.must_repeat(federation.rounds_done):
             return
@@ -289,7 +328,7 @@ class _Server:
             if self._bad_hellos.get(name, 0) >= _HELLOS:
                 self._turn_away(federation, name, f"it has not said {_HELLOS} times what it holds")
         for name, hello in hellos.items():
-            before = self._engine.terms
+            before = self._terms
             try:
                 larger = census.with_site(name, hello)
                 assembly = self._agree(larger)
@@ -309,15 +348,90 @@ class _Server:
         federation.notes.append({"client": f"{name}-0", "event": "turned away", "reason": printable(reason)})
         log.warning("%s is turned away: %s", name, printable(reason))
 
+    # After the exchange
+
+    def _stay(self, seconds: float) -> None:
+        """Wait for late sites and for requests, and in the end have the sites keep what they would use then."""
+        federation = self._federation
+        assert federation is not None, "it was made for the rounds"
+        log.warning("the run is complete; for %g s sites may still come, or be forgotten", seconds)
+        deadline = time.monotonic() + seconds
+        while True:
+            self._answer_requests(federation)
+            self._add_late(federation)
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(_PAUSE)
+        self._finish_run(federation)
+
+    def _answer_requests(self, federation: Federation) -> None:
+        """Forget those whom the operator names, or say why not."""
+        for client in self._requests.clients():
+            try:
+                changes = SumChanges(federation, self._accepted, self._options.method)
+                before = self._engine.nodes
+                record = changes.forget(client, self._requests.state_of(client), self._shut_out)
+            except UserError as problem:
+                log.warning("%s", problem)
+                self._requests.refuse(client, str(problem))
+                continue
+            log.warning("%s is forgotten: its part is out of the result, and it takes part no longer", client)
+            self._requests.answer(client, record)
+            self._tell_forgotten(_site(client), record, before)
+
+    def _shut_out(self, client: str) -> None:
+        self._forgotten.add(_site(client))
+        self._engine.nodes = {name: node for name, node in self._engine.nodes.items() if name not in self._forgotten}
+
+    def _tell_forgotten(self, name: str, record: Mapping[str, Any], nodes: dict[str, int]) -> None:
+        """The last thing that a site hears: its part is out."""
+        members, self._engine.nodes = self._engine.nodes, nodes
+        request = SiteRequest("forgotten", self._terms, None, record_for_site(record, self._identity))
+        for _, reply in self._engine.ask({name: request}, self._limits.round_timeout):
+            problem = reply.reason if isinstance(reply, Failed) else refusal_in(reply, name)
+            if problem is not None:
+                log.warning("%s was not told that it is forgotten: %s", name, printable(problem))
+        self._engine.nodes = members
+
+    def _counted(self) -> set[str]:
+        """The sites that have a part in the result."""
+        return {_site(client) for client in self._folder.committed_clients()} if self._folder.rounds() else set()
+
+    def _add_late(self, federation: Federation) -> None:
+        """Add the part of every member that is here now and has none in the result, where the result is a sum."""
+        if not SumChanges(federation, self._accepted, self._options.method).adds:
+            return
+        self._engine.nodes = self._members()
+        others = self._counted() | self._refused_sites
+        if self._limits.stay is None:
+            others |= self._terms.census.sites.keys()  # who was left out of the exchange holds nobody up again
+        late = [name for name in self._engine.nodes if name not in others]
+        hellos = self._ask_hello(late) if late else {}
+        self._refused_sites |= {name for name in late if self._bad_hellos.get(name, 0) >= _HELLOS}
+        for name, hello in hellos.items():
+            census, before = self._terms.census, self._terms
+            try:
+                larger = census if name in census.sites else census.with_site(name, hello)
+                assembly = self._agree(larger)
+                self._remember(census, coming=larger)
+                SumChanges(federation, self._accepted, self._options.method).add(f"{name}-0", assembly.prepared)
+            except UserError as problem:
+                self._engine.terms = before
+                self._remember(census)
+                self._bad_hellos[name] = self._bad_hellos.get(name, 0) + 1
+                log.warning("%s is not added: %s", name, printable(str(problem)))
+                continue
+            self._remember(larger)
+            write_description(assembly, federation, self._folder)
+            log.warning("%s has come late, and its part is added to the result", name)
+
     def _finish_run(self, federation: Federation) -> None:
         """Send every site what it would use now, for it to keep its final model; those away have time to come back."""
         round = federation.rounds_done
         requests = {}
         for client in federation.context.partition.clients:
             body = encode(federation.broadcast(round, client), "server").blob
-            requests[client.rpartition("-")[0]] = SiteRequest(
-                "finish", self._engine.terms, self._accepted.last(client), body
-            )
+            requests[_site(client)] = SiteRequest("finish", self._engine.terms, self._accepted.last(client), body)
         deadline = time.monotonic() + self._limits.round_timeout
         while absent := self._send_finish(requests, max(deadline - time.monotonic(), _PAUSE)):
             requests = {name: requests[name] for name in absent}
@@ -336,3 +450,8 @@ class _Server:
             elif (refusal := refusal_in(reply, name)) is not None:
                 log.warning("%s has not kept its final model: %s", name, refusal)
         return absent
+
+
+def _site(client: str) -> str:
+    """The site of a client."""
+    return client.rpartition("-")[0]

@@ -5,7 +5,7 @@ Its folder of state holds everything it remembers:
     sent.jsonl            every message that left: when, run, round, kind, bytes, hash
     ledger.jsonl          what it has spent of its budget, and runs/RUN/answers/: see ledger.py
     runs/RUN/clients/     the client's model and memory
-    runs/RUN/             model.safetensors and report.json, once the run is over
+    runs/RUN/             model.safetensors and report.json, once the run is over; forgotten.json, once its part is out
 """
 
 import hashlib
@@ -47,6 +47,7 @@ from protofed.deploy.policy import Policy, Refused
 from protofed.deploy.protocol import SITES, RunTerms, SiteRequest, fingerprint
 from protofed.errors import BadMessage, NotFinite, UserError
 from protofed.guards.masking import FEWEST
+from protofed.inference.changed import FORGOTTEN
 from protofed.records import Bytes, Message
 from protofed.runs.assembly import assemble
 from protofed.runs.metrics import own_metrics
@@ -177,6 +178,10 @@ class Site:
             run.finish(request, self._state)
             self.finished = True
             return "done", None, pack({"done": run.terms.run})
+        if request.kind == "forgotten":
+            run.keep_record(request)
+            self.finished = True
+            return "forgotten", None, pack({"done": run.terms.run})
         if request.kind == "mask":
             return run.mask(request)
         job, message = decode_job(request.body, "server")
@@ -219,6 +224,8 @@ class Site:
             self._tell(f"{where}refused: {refusal_in(reply, self.name)}")
         elif kind == "train":
             self._tell(f"{where}an upload of {size(len(reply))} leaves; {self._ledger.budget().in_words(self._policy)}")
+        elif kind == "forgotten":
+            self._tell(f"its part is out of the result, and it takes part no longer; {FORGOTTEN} says what was removed")
         elif kind in ("evaluate", "project"):
             self._tell(f"{where}a score leaves, {size(len(reply))}")
         else:
@@ -372,6 +379,14 @@ class _SiteRun:
         }
         write_atomically(self._folder / "model.safetensors", save(weights))
         write_atomically(self._folder / "report.json", json.dumps(report, indent=2).encode() + b"\n")
+
+    def keep_record(self, request: SiteRequest) -> None:
+        """What the server says to have taken out of the result, beside the site's own model."""
+        try:
+            record = json.loads(request.body)
+        except ValueError:
+            raise BadMessage("server: its record of what was removed cannot be read") from None
+        write_atomically(self._folder / FORGOTTEN, json.dumps(record, indent=2).encode() + b"\n")
 
     def _settle(self, round: int, accepted: int | None) -> None:
         """Go back to, or on to, the state after the last round that the server accepted.

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
-from protofed.clients import Failed, GlobalModel, Job, Prepared, Result, RunContext, Train, TrainGroup
-from protofed.errors import BadMessage, NotFinite
+from protofed.clients import Failed, GlobalModel, Job, Prepared, Result, RunContext, Train, Trained, TrainGroup
+from protofed.errors import BadMessage, NotFinite, UserError
 from protofed.federation.best import BestRound, BestTracker, By
 from protofed.federation.class_mean_head import HeadStart, start_from_class_means
 from protofed.federation.door import Door
@@ -174,6 +174,37 @@ class Federation:
         self.server = decode(encode(self.server, "server").blob, prepared.templates.server, "server")
         self._enrol(prepared)
         self.evaluator.trained(prepared.context.partition.clients)
+
+    def enrol(self, prepared: Prepared) -> None:
+        """Have other clients from now on; the server's state, which may not fit them, follows by `revise`."""
+        self._enrol(prepared)
+        self.evaluator.trained(prepared.context.partition.clients)
+
+    @property
+    def prepared(self) -> Prepared:
+        """The run for the clients that take part now."""
+        return self._prepared
+
+    def upload_of(self, client: str) -> tuple[Record, Trained]:
+        """What a client sends in the first round, asked of it alone, and as it came."""
+        job = Train(0, client)
+        ((_, result),) = self._door.perform([(job, encode(self._prepared.templates.down, "server"))])
+        if not isinstance(result, Trained):
+            raise UserError(f"{client} does not send its part: {getattr(result, 'reason', 'it gave no answer')}")
+        try:
+            return self._door.upload(client, 0, result.blob), result
+        except BadMessage as problem:
+            raise UserError(str(problem)) from None
+
+    def revise(self, server: Record, clients: list[str], event: dict[str, str]) -> dict[str, Any] | None:
+        """Put another server state, in which these clients have a part, in the place of the last round's; its
+        accuracy.
+        """
+        accuracy = self.adopt(server, self._next, scored=True)
+        line = self.folder.rounds()[-1]
+        revised = {**line, "participants": clients, "accuracy": accuracy, "events": [*line["events"], event]}
+        self.folder.revise_round(self._next - 1, revised, encode(server, "server"), clients)
+        return accuracy
 
     def adopt(self, server: Record, rounds_done: int, scored: bool) -> dict[str, Any] | None:
         """Go on from another server state, after so many rounds; how it does on test images, where it is asked for."""

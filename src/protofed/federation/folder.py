@@ -116,12 +116,43 @@ class RunFolder:
         self.store.commit(clients, round)
         self._remove_other_servers(round)
 
+    def revise_round(self, round: int, line: dict[str, Any], server: Message, clients: list[str]) -> None:
+        """Put another result in the place of that of the last round; killed at any moment, it is one or the other."""
+        write_atomically(self._revised(round), server.blob)
+        manifest = _json_object(self._manifest.read_bytes(), self._manifest)
+        write_atomically(
+            self._manifest, json.dumps({**manifest, "clients": clients, "revised": line}, allow_nan=False).encode()
+        )
+        self._finish_revision()
+        self.store.commit(clients, round)
+
+    def _finish_revision(self) -> None:
+        """Carry out what the manifest says of a revision; to be done as often as one likes."""
+        manifest = _json_object(self._manifest.read_bytes(), self._manifest)
+        if (line := manifest.pop("revised", None)) is None:
+            return
+        round = int(manifest["round"])
+        if self._revised(round).exists():
+            self._revised(round).replace(self._server(round))
+        lines = [*self._rounds.read_bytes().split(b"\n")[:round], json.dumps(line, allow_nan=False).encode(), b""]
+        content = b"\n".join(lines)
+        write_atomically(self._rounds, content)
+        write_atomically(self._manifest, json.dumps({**manifest, "rounds_jsonl_bytes": len(content)}).encode())
+
+    def remove_copies(self, client: str) -> None:
+        """Remove what was kept of a client's uploads, and of results that it has a part in."""
+        for message in self._messages.glob(f"round-*/{plain_name(client)}.safetensors"):
+            message.unlink()
+        shutil.rmtree(self.path / "snapshots", ignore_errors=True)
+        self.forget_best()
+
     def recover(self, like: Record) -> tuple[int, Record] | None:
         """Put the folder into the state of its last committed round; that round and the server's state after it."""
         if not self._manifest.exists():
             self.store.withdraw_all()
             self._rounds.unlink(missing_ok=True)
             return None
+        self._finish_revision()
         round, clients, length = self._read_manifest()
         try:
             server = decode_file(self._server(round), like, "checkpoint")
@@ -238,6 +269,9 @@ class RunFolder:
 
     def _server(self, round: int) -> Path:
         return self._checkpoint / f"server-{round}.safetensors"
+
+    def _revised(self, round: int) -> Path:
+        return self._checkpoint / f"server-{round}.revised"
 
     def _remove_other_servers(self, round: int) -> None:
         keep = {self._server(round), self._manifest}

@@ -57,7 +57,7 @@ class AdditionResult:
 def add_site(host: OpenRun, newcomer: Assembly, folder: Path) -> AdditionResult:
     """Write the result of `host` with one more site to `folder`, as if it had taken part from the start."""
     (client,) = newcomer.context.partition.clients
-    refuse_what_is_no_sum(host)
+    refuse_what_is_no_sum(host.context)
     if client in host.run.folder.committed_clients():
         raise UserError(f"{client} is in the result already; a site of another name can join, or forget it first")
     target = RunFolder(folder)

@@ -8,9 +8,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import save
+
+from protofed.clients import RunContext
 from protofed.engines.loop import LoopEngine
 from protofed.errors import UserError
 from protofed.federation import Federation, RoundPolicy, RunFolder
+from protofed.method import Method
 from protofed.records import Record, encode
 from protofed.runs.metrics import run_metrics
 from protofed.runs.opened import OpenRun, Run
@@ -37,11 +41,10 @@ def opened_with_images(run: str | Path) -> OpenRun:
     return host
 
 
-def refuse_what_is_no_sum(host: OpenRun) -> None:
+def refuse_what_is_no_sum(context: RunContext) -> None:
     """Raise where the run's uploads were not simply added up as sites remember them."""
-    context = host.context
     if context.robust is not None:
-        raise UserError(f"robust={host.run.options['robust']} is no sum, so nobody's part can be told apart in it")
+        raise UserError("robust aggregation is no sum, so nobody's part can be told apart in it")
     if context.max_share is not None:
         raise UserError("max_share cuts weights by those of all, so nobody's part can be told apart in the sum")
     if context.guard.noisy or context.guard.quantise:
@@ -75,11 +78,23 @@ def write_result(
     assert not earlier, "what is a sum was exchanged once"
     line = {**last, "participants": list(sites), "accuracy": accuracy, "events": [*last["events"], dict(event)]}
     target.commit_round(host.last_round, line, encode(server, "server"), list(sites))
-    summary = {name: value for name, value in host.run.summary.items() if name != "metrics"}
+    write_summary(target, host.run.summary, accuracy)
+    return accuracy
+
+
+def write_summary(target: RunFolder, before: Mapping[str, Any], accuracy: Any) -> None:
+    """The summary of a result that was changed, from the one before."""
+    summary = {name: value for name, value in before.items() if name != "metrics"}
     metrics = run_metrics(Run(target.path))
     again = {"accuracy": accuracy, "accuracy_final": accuracy, **({} if metrics is None else {"metrics": metrics})}
     target.write_json("summary.json", {**summary, **again})
-    return accuracy
+
+
+def model_hash(method: Method, server: Record) -> str:
+    """SHA-256 of the model that a server state is written as."""
+    weights = method.global_weights(server)
+    assert weights is not None, "what is computed at the server is a global model"
+    return sha256(save(weights.tensors())).hexdigest()
 
 
 def hashes(before: Path, after: Path) -> tuple[str, str]:

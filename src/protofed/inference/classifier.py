@@ -11,11 +11,13 @@ from torch import Tensor, nn
 from protofed.clients import RunContext
 from protofed.data.pixels import Pixels
 from protofed.errors import UserError, unknown_name
+from protofed.inference.frozen_features import FrozenFeatures
 from protofed.method import At
 from protofed.models import ImageShape, Split, laid_out, nothing
 from protofed.models.net import Net
 from protofed.records import Weights
-from protofed.runs.opened import LAST, OpenRun, Run, batches
+from protofed.runs.opened import LAST, OpenRun, Run
+from protofed.system import one_thread
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class _Member:
     net: Net
     at: At
     share: float
+    architecture: int = 0
 
 
 class Classifier(nn.Module):
@@ -43,8 +46,11 @@ class Classifier(nn.Module):
         """Of which round: the `last`, or the `best`."""
         self.config = opened.config
         self.summary = self.run.summary
-        self._method, self._context = opened.method, opened.context
-        self._members = _server_members(opened) if client is None else [_client_member(opened, client)]
+        # The run is put together with a few images; threads would wait for each other longer than they work.
+        with one_thread():
+            self._method, self._context = opened.method, opened.context
+            self._members = _server_members(opened) if client is None else [_client_member(opened, client)]
+        self._features = FrozenFeatures(self._context)
         self.networks = nn.ModuleList(member.net.model for member in self._members)
         self.eval()
 
@@ -74,10 +80,13 @@ class Classifier(nn.Module):
         parts = [member.share * self._method.predict(member.net, x, member.at) for member in self._members]
         return torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]
 
-    @torch.no_grad()
     def probabilities(self, pixels: Pixels, batch: int = 256) -> Tensor:
-        """Of many images, some at a time."""
-        return torch.cat([self(part) for part in batches(pixels, batch)])
+        """Of many images, some at a time; what is frozen runs as in training, so that rounding may differ."""
+        parts = [
+            member.share * self._features.probabilities(member.net, member.at, pixels, batch, member.architecture)
+            for member in self._members
+        ]
+        return torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]
 
 
 def ends_in_ensemble(opened: OpenRun) -> bool:
@@ -118,10 +127,12 @@ def _client_member(opened: OpenRun, client: str) -> _Member:
         raise unknown_name("client", client, opened.clients)
     down: Any = method.broadcast(opened.server_state(), context.at(opened.done, client))
     state = opened.state_of(client)
-    net = _net(context, context.models[context.architecture_of(client)], state.model)
+    architecture = context.architecture_of(client)
+    net = _net(context, context.models[architecture], state.model)
     if method.loads != nothing:
         net.load(down.weights, method.loads)
-    return _Member(net, replace(context.at(opened.last_round, client), down=down, memory=state.memory), 1.0)
+    at = replace(context.at(opened.last_round, client), down=down, memory=state.memory)
+    return _Member(net, at, 1.0, architecture)
 
 
 def _net(context: RunContext, model: Split, weights: Weights) -> Net:

@@ -17,15 +17,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from protofed.data import load
+from protofed.data import ReadOptions, load
 from protofed.data.images import Images
 from protofed.data.pixels import Pixels, join
 from protofed.errors import UserError
 from protofed.inference.classifier import Classifier, ends_in_ensemble
+from protofed.inference.frozen_features import FrozenFeatures
 from protofed.metrics import METRICS, confusion_matrix
 from protofed.runs.metrics import own_metrics
-from protofed.runs.opened import GLOBAL, LAST, OpenRun, batches
+from protofed.runs.opened import GLOBAL, LAST, OpenRun
 from protofed.system import one_thread, write_atomically
+
+_BATCH = 64
+"""Images that torch sees at once."""
 
 
 def evaluate(
@@ -50,8 +54,16 @@ def evaluate(
     with one_thread():
         opened = OpenRun(run, model_of=model_of)
         channels, height, width = opened.context.dataset.image_shape
+        features = FrozenFeatures(opened.context)
         dataset = load(
-            data, data_root=data_root, domains=domains, labels=labels, image_size=(height, width), channels=channels
+            data,
+            data_root=data_root,
+            domains=domains,
+            labels=labels,
+            image_size=(height, width),
+            channels=channels,
+            # Where features are looked up, images need not be decoded.
+            reading=ReadOptions(undecoded=features.backbone() is not None),
         )
         numbers = _class_numbers(dataset.classes, opened, data)
         sets = {name: _images(domain.train, domain.test, part, numbers) for name, domain in dataset.domains.items()}
@@ -63,7 +75,7 @@ def evaluate(
             "part": part,
             "images": sum(len(images) for images in sets.values()),
             "classes": opened.classes,
-            "models": {name: _scores(opened, name, sets) for name in names},
+            "models": {name: _scores(opened, features, name, sets) for name in names},
         }
     if out is not None:
         write_atomically(Path(out), json.dumps(content, indent=2, allow_nan=False).encode() + b"\n")
@@ -87,10 +99,10 @@ def _images(train: Images, test: Images, part: str, numbers: Tensor) -> Images:
     return Images(join([images.x for images in parts]), numbers[torch.cat([images.y for images in parts])])
 
 
-def _scores(opened: OpenRun, client: str, sets: dict[str, Images]) -> dict[str, Any]:
+def _scores(opened: OpenRun, features: FrozenFeatures, client: str, sets: dict[str, Images]) -> dict[str, Any]:
     probabilities, truth, accuracies = [], [], {}
     for name, images in sets.items():
-        scores = _probabilities(opened, client, images.x)
+        scores = _probabilities(opened, features, client, images.x)
         accuracies[name] = float((scores.argmax(1) == images.y).double().mean())
         probabilities.append(scores.double().numpy())
         truth.append(images.y.numpy())
@@ -98,14 +110,13 @@ def _scores(opened: OpenRun, client: str, sets: dict[str, Images]) -> dict[str, 
     return {**own, "domains": accuracies}
 
 
-@torch.no_grad()
-def _probabilities(opened: OpenRun, client: str, pixels: Pixels) -> Tensor:
+def _probabilities(opened: OpenRun, features: FrozenFeatures, client: str, pixels: Pixels) -> Tensor:
     """Of the server's model, which may be an ensemble, or of a client's as its training left it."""
     if client == GLOBAL and ends_in_ensemble(opened):
         return Classifier(opened.run).probabilities(pixels)
     net, at = opened.model_of(client)
-    with net.eval():
-        return torch.cat([opened.method.predict(net, opened.normalised(x), at) for x in batches(pixels)])
+    architecture = 0 if client == GLOBAL else opened.context.architecture_of(client)
+    return features.probabilities(net, at, pixels, _BATCH, architecture)
 
 
 def metrics(

@@ -48,7 +48,7 @@ def export(
     try:
         with one_thread(), torch.no_grad():
             written = FORMATS[format](classifier, temporary)
-            difference = float((written(pixels[:]) - classifier.probabilities(pixels)).abs().max())
+            difference = float((written(pixels[:]) - classifier(pixels[:])).abs().max())
         if not difference <= _TOLERANCE:
             raise UserError(_differs(format, difference))
         temporary.replace(path)

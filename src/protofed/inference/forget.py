@@ -68,7 +68,7 @@ def forget(run: str | Path, client: str, *, out: str | Path, state: str | Path |
             raise unknown_name("client", client, host.clients)
         if client not in host.run.folder.committed_clients():
             raise UserError(f"{client} has sent nothing that is in the result of {host.run.path}")
-        refuse_what_is_no_sum(host)
+        refuse_what_is_no_sum(host.context)
         left = tuple(site for site in host.run.folder.committed_clients() if site != client)
         if not left:
             raise UserError(f"nobody is left without {client}")

@@ -1,7 +1,7 @@
 """The network of a run: which one, from which weights, at which image size, and what of it is trained."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +88,8 @@ def choose_network(options: Options, shape: ImageShape, method: type[Method]) ->
     if size is None and pretrained:
         size = _side_for(side)
     views = _choose_views(options, pretrained, train if method.trains_backbone else "all")
-    return Network(tuple(names), weights, train, views, size, _reason(options, names, side, size, train))
+    network = Network(tuple(names), weights, train, views, size)
+    return replace(network, reason=_reason(options, network, side, method.trains_backbone))
 
 
 def _choose_weights(options: Options, names: Sequence[str]) -> str:
@@ -118,13 +119,23 @@ def _side_for(side: int) -> int:
     return max(_STRIDE, side // _STRIDE * _STRIDE) if side >= _LARGE else _REDUCED_SIDE
 
 
-def _reason(options: Options, names: Sequence[str], side: int, size: int | None, train: str) -> str:
-    if options.model is not None or names[0] != PRETRAINED_NETWORK:
+def _reason(options: Options, network: Network, side: int, trains_backbone: bool) -> str:
+    """Empty where the user named the network, or where images are small by themselves."""
+    (name, *_) = network.names
+    if options.model is not None or (name == SMALL_NETWORK and options.image_size is None):
         return ""
-    return (
-        f"images of {side} pixels: {names[0]} with ImageNet weights at {size} pixels, of which --train {train} is "
-        "trained; --model names another network, --train all trains all of it"
-    )
+    if name == SMALL_NETWORK:
+        return (
+            f"images of {side} pixels (--image-size): {name}, as for everything below {PHOTOGRAPH} pixels; from there "
+            f"on, and with --model {PRETRAINED_NETWORK}, it is a network with ImageNet weights"
+        )
+    start = {"imagenet": "with ImageNet weights", "none": "from scratch"}.get(network.weights, "with the weights given")
+    size = "" if network.image_size is None else f" at {network.image_size} pixels"
+    chosen = f"images of {side} pixels: {name} {start}{size}"
+    if not trains_backbone:
+        return f"{chosen}, frozen but for what {options.method} adds to it; --model names another network"
+    other = "" if network.train == "all" else ", --train all trains all of it"
+    return f"{chosen}, of which --train {network.train} is trained; --model names another network{other}"
 
 
 def fitted(dataset: Dataset, network: Network, keeps_normalisation: bool) -> Dataset:

@@ -5,6 +5,13 @@ from dataclasses import fields
 from typing import Any
 
 from protofed.registry import find_method
+from protofed.runs.options import Options
+
+
+def unsaid_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options that an earlier version did not know, or left open, and the default that was in force."""
+    known = {name: field.default for name, field in Options.model_fields.items() if not field.default_factory}
+    return {name: value for name, value in known.items() if value is not None and options.get(name) is None}
 
 
 def unsaid_settings(config: Mapping[str, Any]) -> dict[str, str]:

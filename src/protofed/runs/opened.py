@@ -33,7 +33,7 @@ from protofed.models import Split, load_weights
 from protofed.models.net import Net
 from protofed.records import ClassTable, Features, Record, decode, decode_file
 from protofed.runs.assembly import assemble, reassemble, reopened_options
-from protofed.runs.older import unsaid_settings
+from protofed.runs.older import unsaid_options, unsaid_settings
 from protofed.runs.place import refuse_other_images
 
 LAST = "last"
@@ -96,7 +96,8 @@ class Run:
         options = self.config.get("options")
         if not isinstance(options, dict):
             raise UserError(f"{self.path / _CONFIG} is damaged: it has no options")
-        return {**options, "set": {**unsaid_settings(self.config), **options.get("set", {})}}
+        settings = {**unsaid_settings(self.config), **options.get("set", {})}
+        return {**options, **unsaid_options(options), "set": settings}
 
     @property
     def seed(self) -> int:
