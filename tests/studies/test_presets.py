@@ -19,6 +19,7 @@ SLIPS = {
 }
 
 EXPECTED = [
+    "conffedproto.confidence",
     "conffedproto.figure4",
     "conffedproto.figure5",
     "conffedproto.table1",
@@ -55,7 +56,7 @@ EXPECTED = [
 def columns(preset, dataset, scale):
     if preset.columns:
         return preset.columns
-    if preset.over is not None:
+    if preset.has_conditions:
         return list(preset.conditions(dataset, scale))
     return preset.domains(dataset, scale) if preset.per_domain else []
 
@@ -79,7 +80,7 @@ def test_rows_are_methods_with_settings_they_take(name):
 @pytest.mark.parametrize("name", EXPECTED)
 def test_options_are_valid_and_figures_fit_the_columns(name, scale):
     preset = find_preset(name)
-    for dataset in preset.datasets:
+    for dataset in preset.datasets_at(scale):
         for condition in preset.conditions(dataset, scale).values():
             make_options(preset.run_options(dataset, scale, condition))
         found = columns(preset, dataset, scale)

@@ -231,7 +231,7 @@ def test_an_estimate_is_of_the_columns_asked_for():
 def test_mistakes_are_named(tmp_path):
     with pytest.raises(UserError, match="needs --out"):
         reproduce("i2pfl.table2")
-    with pytest.raises(UserError, match="lite or paper"):
+    with pytest.raises(UserError, match="lite or paper or imagenet"):
         reproduce("i2pfl.table2", scale="tiny", out=tmp_path)
     with pytest.raises(UserError, match="unknown option"):
         reproduce("i2pfl.table2", out=tmp_path, roundz=3)

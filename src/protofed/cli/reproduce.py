@@ -13,9 +13,9 @@ from protofed.cli.output import console, report_failures, show_or_dump, show_tab
 from protofed.cli.progress import ManyRuns
 from protofed.studies.tables.estimate import Estimate, total_hours
 from protofed.studies.tables.preset import Preset, find_preset, preset_names
-from protofed.studies.tables.reproduce import dry_run, reproduce
+from protofed.studies.tables.reproduce import dry_run, parse_scale, reproduce
 from protofed.studies.tables.reproduction import Reproduction
-from protofed.text import Table
+from protofed.text import Table, duration
 
 
 @takes_run_options(without=("method", "data", "domains", "seed"))
@@ -26,7 +26,7 @@ def reproduce_command(
         str | None,
         typer.Argument(help="PAPER.TABLE, for example i2pfl.table2; none: list them", autocompletion=completion.tables),
     ] = None,
-    scale: Annotated[str, typer.Option("--scale", help="lite, or paper: the published setting")] = "lite",
+    scale: Annotated[str, typer.Option("--scale", help="lite | paper, the published setting | imagenet")] = "lite",
     datasets: Annotated[str | None, typer.Option("--datasets", help="only these, for example digits,pacs")] = None,
     methods: Annotated[str | None, typer.Option("--methods", help="only these rows, for example fedavg,i2pfl")] = None,
     columns: Annotated[
@@ -102,7 +102,7 @@ def _show_presets(presets: Sequence[dict[str, Any]]) -> None:
 
 def _show_estimates(name: str, scale: str, estimates: Sequence[Estimate], run_seeds: Sequence[int] | None) -> None:
     preset = find_preset(name)
-    seeds = len(preset.seeds["paper" if scale == "paper" else "lite"] if run_seeds is None else run_seeds)
+    seeds = len(preset.seeds[parse_scale(scale)] if run_seeds is None else run_seeds)
     rows = [
         [
             each.dataset,
@@ -110,15 +110,15 @@ def _show_estimates(name: str, scale: str, estimates: Sequence[Estimate], run_se
             str(each.runs * seeds),
             str(each.clients),
             str(each.rounds),
-            f"{each.seconds / 3600:.2f}",
+            duration(each.seconds),
             size(each.memory),
             size(each.up),
             size(each.down),
         ]
         for each in estimates
     ]
-    columns = ["data set", "method", "runs", "clients", "rounds", "hours", "memory", "sent up", "sent down"]
+    columns = ["data set", "method", "runs", "clients", "rounds", "time", "memory", "sent up", "sent down"]
     show_table(Table(f"{name} at scale {scale}: each run on one core of this machine, roughly", columns, rows))
     if preset.trains:
         hours = total_hours(estimates, seeds)
-        console().print(f"about {hours:.1f} hours for all runs with {seeds} seed(s), on all cores of this machine")
+        console().print(f"about {hours:.2g} hours for all runs with {seeds} seed(s), on all cores of this machine")

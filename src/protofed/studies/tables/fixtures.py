@@ -103,7 +103,7 @@ def _row_options(
 ) -> Options:
     """The options of a run of one row under its first condition."""
     condition = next(iter(preset.conditions(dataset, scale).values()))
-    options = preset.run_options(dataset, scale, condition, overrides, row.options, {"set": row.set})
+    options = preset.run_options(dataset, scale, condition, overrides, row.options_at(scale))
     cls = find_method(row.method)
     known = {knob.name for knob in knobs(cls)}
     settings = {key.removeprefix(f"{row.method}."): value for key, value in options["set"].items()}

@@ -38,9 +38,9 @@ def reproduce(
     repeated.
     """
     preset, overrides = find_preset(name), _overrides(options)
-    at = preset.scale_of(_scale(scale))
-    rows = preset.selected_rows(split_names(methods))
-    selected = preset.selected_datasets(split_names(datasets))
+    at = preset.scale_of(parse_scale(scale))
+    rows = preset.selected_rows(split_names(methods), at)
+    selected = preset.selected_datasets(split_names(datasets), at)
     run_seeds: list[int] = []
     failures: list[Failure] = []
     blocks: dict[str, TrainedBlock | ComputedBlock]
@@ -86,7 +86,7 @@ def dry_run(
 
     A table that is only about data is tried with fedavg.
     """
-    preset, at, overrides = find_preset(name), _scale(scale), _overrides(options)
+    preset, at, overrides = find_preset(name), parse_scale(scale), _overrides(options)
     with one_thread():
         return [
             estimate_row(
@@ -97,15 +97,17 @@ def dry_run(
                 overrides,
                 runs=len(preset.selected_conditions(dataset, at, split_names(columns))),
             )
-            for dataset in preset.selected_datasets(split_names(datasets))
-            for row in preset.selected_rows(split_names(methods)) or [PublishedRow(method="fedavg")]
+            for dataset in preset.selected_datasets(split_names(datasets), at)
+            for row in preset.selected_rows(split_names(methods), at) or [PublishedRow(method="fedavg")]
         ]
 
 
-def _scale(name: str) -> Scale:
-    if name not in SCALES:
-        raise UserError(f"scale={name} is not valid; it is {' or '.join(SCALES)}")
-    return "paper" if name == "paper" else "lite"
+def parse_scale(name: str) -> Scale:
+    """A scale by name."""
+    for scale in SCALES:
+        if scale == name:
+            return scale
+    raise UserError(f"scale={name} is not valid; it is {' or '.join(SCALES)}")
 
 
 def _overrides(options: Mapping[str, Any]) -> dict[str, Any]:

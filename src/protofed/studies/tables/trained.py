@@ -91,7 +91,7 @@ class TrainedTable:
         own = row.view or first
         return first if row.title in views[first] and row.title not in views[own] else own
 
-    def _compare(self, dataset: str, condition: Mapping[str, str], folder: Path) -> dict[str, dict[int, Run]]:
+    def _compare(self, dataset: str, condition: Mapping[str, Any], folder: Path) -> dict[str, dict[int, Run]]:
         """All rows under one condition, for every seed."""
         preset = self._preset
         options = preset.run_options(dataset, self._scale, condition, self._overrides)
@@ -108,7 +108,7 @@ class TrainedTable:
         }
         titles = [row.title for row in self._rows]
         result = compare(
-            {row.title: {"method": row.method, "set": row.set, **row.options} for row in self._rows},
+            {row.title: {"method": row.method, **row.options_at(self._scale)} for row in self._rows},
             out=folder,
             seeds=self._seeds,
             baseline=preset.baseline if preset.baseline in titles else None,
@@ -152,17 +152,17 @@ class TrainedTable:
         if any(accuracy is None for accuracy in accuracies.values()):
             return None
         values = {
-            condition: _accuracy_of_run(by_condition[condition], accuracy, self._preset.value)
+            condition: figure_of_run(by_condition[condition], accuracy, self._preset.value)
             for condition, accuracy in accuracies.items()
         }
-        if self._preset.over is not None:
+        if self._preset.has_conditions:
             return {**values, "average": mean(values.values())}
         parts = self._columns(dataset) if view == "global" else []
         return {**{part: accuracies[""][part] for part in parts}, "average": values[""]}
 
     def _columns(self, dataset: str) -> list[str]:
         """Of the table, besides the average."""
-        if self._preset.over is not None:
+        if self._preset.has_conditions:
             return list(self._preset.conditions(dataset, self._scale))
         return self._preset.domains(dataset, self._scale) if self._preset.per_domain else []
 
@@ -184,7 +184,7 @@ class TrainedTable:
 
     def _paper_of_domains(self, dataset: str) -> dict[str, dict[str, float]]:
         """The same for a comparison, which has a run's own columns: those of its domains."""
-        if self._preset.over is not None or self._preset.value != "average":
+        if self._preset.has_conditions or self._preset.value != "average":
             return {}
         view = self._preset.views[0]
         papers = {row.title: self._paper(row, dataset, row.view or view) for row in self._rows}
@@ -199,7 +199,7 @@ def _all_runs(runs: RunsByCondition) -> list[Run]:
     return [run for by_seed in runs.values() for run in by_seed.values()]
 
 
-def _accuracy_of_run(run: Run, accuracy: Mapping[str, Any], value: str) -> float:
+def figure_of_run(run: Run, accuracy: Mapping[str, Any], value: str) -> float:
     """The one figure that stands for a run; clients have no domain left out, and are averaged."""
     if value == "pooled" and value not in accuracy:
         return _pooled(run, accuracy)
@@ -239,5 +239,5 @@ def _curve(runs: Iterable[Run], view: View, value: str) -> list[tuple[int, float
         for record in run.rounds:
             accuracy = record["accuracy"] and record["accuracy"][view]
             if accuracy:
-                by_round.setdefault(record["round"], []).append(_accuracy_of_run(run, accuracy, value))
+                by_round.setdefault(record["round"], []).append(figure_of_run(run, accuracy, value))
     return [(number, mean(values)) for number, values in sorted(by_round.items())]

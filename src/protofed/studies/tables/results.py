@@ -1,0 +1,231 @@
+"""What runs of a table came to, as a small JSON file from which pages are made without the runs.
+
+A file is one table on one data set at one scale, and has a record for every run. Written again it keeps what it has and
+replaces runs that were made again.
+"""
+
+import datetime
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypedDict
+
+from protofed.errors import UserError
+from protofed.metrics import find_metric
+from protofed.runs.opened import Run
+from protofed.studies.comparison import by_domain, domains_of_clients, scored_parts
+from protofed.studies.schema import VIEWS, ReproducedMethod, Scale, View, is_trained
+from protofed.studies.tables.preset import PublishedRow
+from protofed.studies.tables.reproduction import Reproduction
+from protofed.studies.tables.trained import figure_of_run
+from protofed.system import describe_machine, write_atomically
+
+_DIGITS = 6
+_AUC = "auc"
+
+
+class ViewRecord(TypedDict):
+    """A run in one view: the figure that stands for it, and its domains where there are some."""
+
+    value: float
+    parts: dict[str, float]
+
+
+class RunRecord(TypedDict):
+    """One run. AUC is there for two classes, by domain or client; seconds are processor time."""
+
+    row: str
+    condition: str
+    seed: int
+    accuracy: dict[str, ViewRecord]
+    auc: dict[str, dict[str, float]]
+    bytes: dict[str, int]
+    seconds: float
+    rounds: int
+
+
+class RowRecord(TypedDict):
+    """A row of the table: its method, its settings and the paper's figures by view."""
+
+    method: str
+    settings: dict[str, Any]
+    paper: dict[str, Any] | None
+
+
+class ResultsContent(TypedDict):
+    """What the file holds."""
+
+    preset: str
+    title: str
+    dataset: str
+    scale: Scale
+    command: str
+    options: dict[str, Any]
+    date: str
+    machine: str
+    versions: dict[str, str]
+    baseline: str
+    value: str
+    conditions: list[str]
+    domains: list[str]
+    rows: dict[str, RowRecord]
+    runs: list[RunRecord]
+
+
+def results_name(preset: str, dataset: str, scale: str) -> str:
+    """The name of a file, without its suffix."""
+    return f"{preset}-{dataset}-{scale}"
+
+
+def write_results(result: Reproduction, out: Path, folder: Path) -> list[Path]:
+    """One file for each data set whose runs, in the folder `out`, have results; what there is in `folder` is kept."""
+    written = []
+    for dataset, block in result.content["datasets"].items():
+        if not is_trained(block):
+            continue
+        content = _collected(result, dataset, block["methods"], out)
+        path = folder / f"{results_name(content['preset'], dataset, content['scale'])}.json"
+        if not content["runs"]:
+            continue
+        if path.exists():
+            content = _merged(read_results(path), content, path)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, _encoded(content))
+        written.append(path)
+    return written
+
+
+def read_results(path: Path) -> ResultsContent:
+    """The content of a file."""
+    try:
+        content: ResultsContent = json.loads(path.read_text())
+    except ValueError:
+        raise UserError(f"{path} is damaged: it is not JSON") from None
+    return content
+
+
+def _collected(
+    result: Reproduction, dataset: str, methods: Mapping[str, ReproducedMethod], out: Path
+) -> ResultsContent:
+    preset, scale = result.preset, result.content["scale"]
+    opened = {
+        (title, condition): [Run(out / path) for path in paths]
+        for title, entry in methods.items()
+        for condition, paths in entry["runs"].items()
+    }
+    runs = [
+        _record(title, condition, run, preset.value)
+        for (title, condition), several in opened.items()
+        for run in several
+    ]
+    first = next((run for several in opened.values() for run in several), None)
+    conditions = preset.selected_conditions(dataset, scale, result.content["columns"])
+    options = {key: value for key, value in result.content["options"].items() if key != "data_root"}
+    return {
+        "preset": preset.name,
+        "title": preset.title,
+        "dataset": dataset,
+        "scale": scale,
+        "command": _command(preset.name, dataset, scale, result.content["seeds"], options),
+        "options": options,
+        "date": datetime.date.today().isoformat(),
+        "machine": describe_machine(),
+        "versions": first.config["versions"] if first else {},
+        "baseline": preset.baseline,
+        "value": preset.value,
+        "conditions": [name for name in conditions if name],
+        "domains": [] if preset.has_conditions or not preset.per_domain else preset.domains(dataset, scale),
+        "rows": {
+            title: {
+                "method": entry["method"],
+                "settings": _settings(next(row for row in preset.rows_at(scale) if row.title == title), scale),
+                "paper": entry["paper"],
+            }
+            for title, entry in methods.items()
+        },
+        "runs": runs,
+    }
+
+
+def _settings(row: PublishedRow, scale: Scale) -> dict[str, Any]:
+    """What a row has of its own."""
+    options = row.options_at(scale)
+    return {**{key: value for key, value in options.items() if key != "set"}, **options["set"]}
+
+
+def _command(preset: str, dataset: str, scale: str, seeds: Sequence[int], options: Mapping[str, Any]) -> str:
+    words = ["protofed", "reproduce", preset, "--scale", scale, "--data-root", "DATA", "--datasets", dataset]
+    words += ["--seeds", ",".join(map(str, seeds))]
+    for key, value in options.items():
+        if key == "set":
+            words += [word for name, item in value.items() for word in ("--set", f"{name}={item}")]
+        else:
+            words += [f"--{key.replace('_', '-')}", *([] if value is True else [str(value)])]
+    return shlex.join([*words, "--out", "OUT"])
+
+
+def _record(row: str, condition: str, run: Run, value: str) -> RunRecord:
+    summary = run.summary
+    views = {view: accuracy for view in VIEWS if (accuracy := summary["accuracy"][view]) is not None}
+    return {
+        "row": row,
+        "condition": condition,
+        "seed": run.seed,
+        "accuracy": {
+            view: {"value": _rounded(figure_of_run(run, accuracy, value)), "parts": _parts(run, view, accuracy)}
+            for view, accuracy in views.items()
+        },
+        "auc": _auc(run),
+        "bytes": {way: summary["bytes"][way]["total"] for way in ("up", "down")},
+        "seconds": round(summary["seconds"]["total"], 1),
+        "rounds": summary["rounds"],
+    }
+
+
+def _parts(run: Run, view: View, accuracy: Mapping[str, Any]) -> dict[str, float]:
+    """By domain; clients without a domain are too many to be listed."""
+    parts = scored_parts(accuracy)
+    if view == "personal":
+        parts = by_domain(parts, domains_of_clients(run))
+    return {part: _rounded(figure) for part, figure in parts.items()}
+
+
+def _auc(run: Run) -> dict[str, dict[str, float]]:
+    kept = run.predictions() if len(run.config["data"]["classes"]) == 2 else None
+    if kept is None:
+        return {}
+    auc = find_metric(_AUC)
+    return {
+        view: {part: _rounded(figure) for part, each in parts.items() if (figure := auc.of(each)) is not None}
+        for view, parts in kept.views.items()
+    }
+
+
+def _rounded(figure: float) -> float:
+    return round(float(figure), _DIGITS)
+
+
+def _merged(before: ResultsContent, now: ResultsContent, path: Path) -> ResultsContent:
+    """What there was, with the runs that were made now in place of older ones."""
+    same = ("preset", "dataset", "scale", "options")
+    for key in same:
+        if before[key] != now[key]:  # type: ignore[literal-required]
+            raise UserError(f"{path} has runs with other options ({key}); remove it, or give another folder")
+    runs = {(run["row"], run["condition"], run["seed"]): run for run in [*before["runs"], *now["runs"]]}
+    conditions = list(dict.fromkeys([*before["conditions"], *now["conditions"]]))
+    seeds = sorted({run["seed"] for run in runs.values()})
+    return {
+        **now,
+        "command": _command(now["preset"], now["dataset"], now["scale"], seeds, now["options"]),
+        "conditions": conditions,
+        "rows": {**before["rows"], **now["rows"]},
+        "runs": list(runs.values()),
+    }
+
+
+def _encoded(content: ResultsContent) -> bytes:
+    """One line for each run, so that a difference between two versions can be read."""
+    lines = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in content.items() if key != "runs"]
+    runs = ",\n".join(f"    {json.dumps(run)}" for run in content["runs"])
+    return ("{\n" + ",\n".join([*lines, f'  "runs": [\n{runs}\n  ]']) + "\n}\n").encode()
