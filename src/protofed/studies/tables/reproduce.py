@@ -29,13 +29,14 @@ def reproduce(
     seeds: Sequence[int] | None = None,
     shard: str | None = None,
     callbacks: Iterable[Any] = (),
+    runs: str | Path | None = None,
     **options: Any,
 ) -> Reproduction:
     """Run or compute a table or figure, such as `i2pfl.table2`, and write comparison.json and comparison.md to `out`.
 
     `methods` are rows of the table, by title or by method; `columns` some of those that take runs of their own, such as
-    `alpha=0.1`. The options are those of `run` and override what the preset says. Runs that are found in `out` are not
-    repeated.
+    `alpha=0.1`. The options are those of `run` and override what the preset says. Runs that are found in `out`, or in
+    the folder `runs` where tables share theirs, are not repeated.
     """
     preset, overrides = find_preset(name), _overrides(options)
     at = preset.scale_of(parse_scale(scale))
@@ -49,7 +50,7 @@ def reproduce(
             raise UserError(f"{name} trains, so it needs --out, the folder of its runs; --dry-run says what it takes")
         run_seeds = list(dict.fromkeys(seeds if seeds is not None else preset.seeds[at]))
         table = TrainedTable(preset, at, rows, split_names(columns), run_seeds, overrides, shard, list(callbacks))
-        blocks = {dataset: table.block(dataset, Path(out) / dataset) for dataset in selected}
+        blocks = {dataset: table.block(dataset, Path(runs or out) / dataset, Path(out)) for dataset in selected}
         failures = table.failures
     else:
         with one_thread():

@@ -9,10 +9,12 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import mean
 from typing import Any, TypedDict
 
 from protofed.errors import UserError
 from protofed.metrics import find_metric
+from protofed.runs.extend import MAY_CHANGE, MOVES
 from protofed.runs.opened import Run
 from protofed.studies.comparison import by_domain, domains_of_clients, scored_parts
 from protofed.studies.schema import VIEWS, ReproducedMethod, Scale, View, is_trained
@@ -22,7 +24,8 @@ from protofed.studies.tables.trained import figure_of_run
 from protofed.system import describe_machine, write_atomically
 
 _DIGITS = 6
-_AUC = "auc"
+_BINARY = 2
+_METRIC = find_metric("auc")
 
 
 class ViewRecord(TypedDict):
@@ -33,15 +36,15 @@ class ViewRecord(TypedDict):
 
 
 class RunRecord(TypedDict):
-    """One run. AUC is there for two classes, by domain or client; seconds are processor time."""
+    """One run. AUC is there for two classes, of the models after the last round."""
 
     row: str
     condition: str
     seed: int
-    accuracy: dict[str, ViewRecord]
-    auc: dict[str, dict[str, float]]
+    accuracy: dict[View, ViewRecord]
+    auc: dict[View, ViewRecord]
     bytes: dict[str, int]
-    seconds: float
+    cpu_seconds: float | None
     rounds: int
 
 
@@ -121,7 +124,9 @@ def _collected(
     ]
     first = next((run for several in opened.values() for run in several), None)
     conditions = preset.selected_conditions(dataset, scale, result.content["columns"])
-    options = {key: value for key, value in result.content["options"].items() if key != "data_root"}
+    given = result.content["options"]
+    plain = {key: str(value) for key, value in given.items() if key not in {*MAY_CHANGE, *MOVES, "set"}}
+    options = {**plain, "set": given["set"]}
     return {
         "preset": preset.name,
         "title": preset.title,
@@ -161,45 +166,53 @@ def _command(preset: str, dataset: str, scale: str, seeds: Sequence[int], option
         if key == "set":
             words += [word for name, item in value.items() for word in ("--set", f"{name}={item}")]
         else:
-            words += [f"--{key.replace('_', '-')}", *([] if value is True else [str(value)])]
+            words += [f"--{key.replace('_', '-')}", *([] if value == "True" else [value])]
     return shlex.join([*words, "--out", "OUT"])
 
 
 def _record(row: str, condition: str, run: Run, value: str) -> RunRecord:
     summary = run.summary
+    processor = summary["seconds"].get("cpu")  # runs of earlier versions have none
     views = {view: accuracy for view in VIEWS if (accuracy := summary["accuracy"][view]) is not None}
     return {
         "row": row,
         "condition": condition,
         "seed": run.seed,
         "accuracy": {
-            view: {"value": _rounded(figure_of_run(run, accuracy, value)), "parts": _parts(run, view, accuracy)}
+            view: {
+                "value": _rounded(figure_of_run(run, accuracy, value)),
+                "parts": _parts(run, view, scored_parts(accuracy)),
+            }
             for view, accuracy in views.items()
         },
-        "auc": _auc(run),
+        "auc": _auc(run, value),
         "bytes": {way: summary["bytes"][way]["total"] for way in ("up", "down")},
-        "seconds": round(summary["seconds"]["total"], 1),
+        "cpu_seconds": None if processor is None else round(processor, 1),
         "rounds": summary["rounds"],
     }
 
 
-def _parts(run: Run, view: View, accuracy: Mapping[str, Any]) -> dict[str, float]:
+def _parts(run: Run, view: View, scores: Mapping[str, float]) -> dict[str, float]:
     """By domain; clients without a domain are too many to be listed."""
-    parts = scored_parts(accuracy)
-    if view == "personal":
-        parts = by_domain(parts, domains_of_clients(run))
+    parts = by_domain(scores, domains_of_clients(run)) if view == "personal" else scores
     return {part: _rounded(figure) for part, figure in parts.items()}
 
 
-def _auc(run: Run) -> dict[str, dict[str, float]]:
-    kept = run.predictions() if len(run.config["data"]["classes"]) == 2 else None
-    if kept is None:
-        return {}
-    auc = find_metric(_AUC)
-    return {
-        view: {part: _rounded(figure) for part, each in parts.items() if (figure := auc.of(each)) is not None}
-        for view, parts in kept.views.items()
-    }
+def _auc(run: Run, value: str) -> dict[View, ViewRecord]:
+    """As accuracy is told: of the domain left out where the table is about that, else the mean over all."""
+    kept = run.predictions() if len(run.config["data"]["classes"]) == _BINARY else None
+    found: dict[View, ViewRecord] = {}
+    for view in VIEWS:
+        sets = {} if kept is None else kept.views.get(view, {})
+        scores = {part: figure for part, each in sets.items() if (figure := _METRIC.of(each)) is not None}
+        left_out = [part for part in run.config["partition"]["held_out"] if part in scores]
+        counted = left_out if value == "held_out" and left_out else [part for part in scores if part not in left_out]
+        if counted:
+            found[view] = {
+                "value": _rounded(mean(scores[part] for part in counted)),
+                "parts": _parts(run, view, scores),
+            }
+    return found
 
 
 def _rounded(figure: float) -> float:

@@ -1,5 +1,6 @@
 """The papers' tables that are trained: the runs of every row, and their figures beside the paper's."""
 
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -47,15 +48,15 @@ class TrainedTable:
         self._shard = shard
         self._callbacks = callbacks
 
-    def block(self, dataset: str, folder: Path) -> TrainedBlock:
-        """One data set of the table, trained."""
+    def block(self, dataset: str, folder: Path, out: Path) -> TrainedBlock:
+        """One data set of the table, trained in a folder; where its runs are is told from `out`."""
         runs: dict[str, RunsByCondition] = {row.title: {} for row in self._rows}
         conditions = self._preset.selected_conditions(dataset, self._scale, self._selected)
         for condition, settings in conditions.items():
             for title, by_seed in self._compare(dataset, settings, folder / _slug(condition)).items():
                 runs[title][condition] = by_seed
         views = {view: self._view(runs, view, dataset) for view in VIEWS}
-        methods = {row.title: self._method(row, dataset, runs[row.title], views, folder.parent) for row in self._rows}
+        methods = {row.title: self._method(row, dataset, runs[row.title], views, out) for row in self._rows}
         return {"methods": methods}
 
     def _method(
@@ -64,9 +65,9 @@ class TrainedTable:
         dataset: str,
         runs: RunsByCondition,
         views: Mapping[View, Mapping[str, ReproducedView]],
-        folder: Path,
+        out: Path,
     ) -> ReproducedMethod:
-        """One row, whose runs are in the folder of the table."""
+        """One row; where its runs are is told from `out`."""
         view = self._view_of(row, views)
         summaries = [run.summary for run in _all_runs(runs)]
         return {
@@ -80,7 +81,7 @@ class TrainedTable:
             "curve": _curve(_all_runs(runs), view, self._preset.value),
             "paper": self._paper(row, dataset, view),
             "runs": {
-                condition: [str(run.path.relative_to(folder)) for run in by_seed.values()]
+                condition: [os.path.relpath(run.path, out) for run in by_seed.values()]
                 for condition, by_seed in runs.items()
             },
         }
