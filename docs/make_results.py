@@ -26,7 +26,7 @@ from protofed.studies.tables.results import read_results
 from protofed.text import Table
 
 FOLDER = Path(__file__).parent / "results"
-_MARKED = re.compile(r"(<!-- table: ([^>]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+MARKED = re.compile(r"(<!-- table: ([^>]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 _STARTS = {"lite": "scratch", "paper": "scratch", "imagenet": "ImageNet"}
 
 _ROW, _HEADER, _LEFT, _WIDTH, _MARGIN = 16, 26, 330, 460, 20
@@ -44,7 +44,7 @@ class Results:
 
     def rebuilt(self, page: str) -> str:
         """A page with everything between its marks made anew."""
-        return _MARKED.sub(lambda found: f"{found[1]}\n{self.part(found[2])}\n\n{found[3]}", page)
+        return MARKED.sub(lambda found: f"{found[1]}\n{self.part(found[2])}\n\n{found[3]}", page)
 
     def part(self, wanted: str) -> str:
         """What stands between the marks."""

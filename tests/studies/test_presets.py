@@ -8,7 +8,7 @@ from protofed.models import build_model
 from protofed.models.adapters import with_adapters
 from protofed.registry import find_method, make_method
 from protofed.runs.options import make_options
-from protofed.studies.tables.fixtures import real_partition
+from protofed.studies.tables.fixtures import real_partition, row_options
 from protofed.studies.tables.preset import SCALES, find_preset, merge_options, preset_names
 
 # Averages that the papers print and that are not the mean of the columns beside them.
@@ -164,6 +164,66 @@ def test_paper_scale_is_the_published_one():
     assert fundus.balanced
     medical = make_options(find_preset("fedmp.table2").run_options("dr", "paper"))
     assert (medical.image_size, medical.batch, medical.rounds) == (256, 64, 200)
+
+
+IMAGENET = [
+    (name, dataset)
+    for name in EXPECTED
+    if find_preset(name).trains
+    for dataset in find_preset(name).datasets_at("imagenet")
+]
+
+
+@pytest.mark.parametrize(("name", "dataset"), IMAGENET)
+def test_at_the_imagenet_scale_a_pretrained_network_is_trained_in_part(name, dataset):
+    preset = find_preset(name)
+    for row in preset.rows_at("imagenet"):
+        options = row_options(preset, row, dataset, "imagenet", {})
+        assert (options.model, options.weights) == ("efficientnet_lite0", "imagenet")
+        # FedBN is FedAvg where normalisation is frozen.
+        assert options.train == ("all" if row.method == "fedbn" else "last")
+        assert options.evaluate_every in (1, options.rounds)
+        assert options.set.get("data.augment", "none") == "none", "frozen parts are computed once for each image"
+        method = make_method(find_method(row.method), options.settings_for(""), options.preset)
+        if options.head == "closed-form":
+            assert method.kind == "global"
+            assert not method.pools_data
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in EXPECTED if find_preset(name).kind == "accuracy" and ".table" in name]
+)
+def test_what_one_exchange_reaches_stands_below_every_table_from_imagenet(name):
+    preset = find_preset(name)
+    if preset.datasets_at("imagenet"):
+        assert [row.title for row in preset.rows_at("imagenet")][-2:] == ["protoridge", "fedncm"]
+    for scale in ("lite", "paper"):
+        assert not {"protoridge", "fedncm"} & {row.method for row in preset.rows_at(scale)}
+
+
+def test_a_scale_that_a_table_lacks_is_refused():
+    preset = find_preset("conffedproto.table1")
+    assert preset.selected_datasets(None, "imagenet") == ["cifar10"]
+    with pytest.raises(UserError, match=r"mnist of conffedproto\.table1 has no imagenet scale"):
+        preset.selected_datasets(["mnist"], "imagenet")
+    with pytest.raises(UserError, match=r"conffedproto\.figure5 has no imagenet scale"):
+        find_preset("conffedproto.figure5").selected_datasets(None, "imagenet")
+
+
+def test_a_row_may_have_options_of_its_own_at_one_scale():
+    (row,) = find_preset("fedmp.table1").selected_rows(["fedbn"], "imagenet")
+    assert row.options_at("imagenet") == {"head": "random", "train": "all", "set": {"global_bn": "mean"}}
+    assert row.options_at("lite") == {"set": {"global_bn": "mean"}}
+
+
+def test_cases_are_conditions_with_settings():
+    preset = find_preset("conffedproto.confidence")
+    conditions = preset.conditions("mnist", "lite")
+    assert list(conditions)[:2] == ["clean", "wrong labels at one"]
+    options = make_options(preset.run_options("mnist", "lite", conditions["wrong labels at one"]))
+    assert options.set["data.label_noise"] == "client-0=0.5"
+    assert options.protocol == "dirichlet=0.5,clients=10"
+    assert list(preset.selected_conditions("mnist", "lite", ["clean"])) == ["clean"]
 
 
 def test_later_options_go_before_earlier_ones():

@@ -38,7 +38,7 @@ def reproduce(
     `alpha=0.1`. The options are those of `run` and override what the preset says. Runs that are found in `out`, or in
     the folder `runs` where tables share theirs, are not repeated.
     """
-    preset, overrides = find_preset(name), _overrides(options)
+    preset, overrides = find_preset(name), checked_overrides(options)
     at = preset.scale_of(parse_scale(scale))
     rows = preset.selected_rows(split_names(methods), at)
     selected = preset.selected_datasets(split_names(datasets), at)
@@ -87,7 +87,7 @@ def dry_run(
 
     A table that is only about data is tried with fedavg.
     """
-    preset, at, overrides = find_preset(name), parse_scale(scale), _overrides(options)
+    preset, at, overrides = find_preset(name), parse_scale(scale), checked_overrides(options)
     with one_thread():
         return [
             estimate_row(
@@ -111,7 +111,7 @@ def parse_scale(name: str) -> Scale:
     raise UserError(f"scale={name} is not valid; it is {' or '.join(SCALES)}")
 
 
-def _overrides(options: Mapping[str, Any]) -> dict[str, Any]:
+def checked_overrides(options: Mapping[str, Any]) -> dict[str, Any]:
     """The user's options, checked, in the form in which they are merged."""
     overrides = {key: value for key, value in options.items() if value is not None}
     return {**overrides, "set": make_options(overrides).set}

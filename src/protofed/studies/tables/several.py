@@ -11,10 +11,12 @@ from protofed.data.catalog import available
 from protofed.errors import unknown_name
 from protofed.pages.elements import plain_table
 from protofed.pages.markup import document, tag
+from protofed.runs.options import Options
 from protofed.studies.schema import Scale
 from protofed.studies.tables.estimate import Estimate, estimate_row
 from protofed.studies.tables.fixtures import row_options
 from protofed.studies.tables.preset import Preset, PublishedRow, find_preset, preset_names
+from protofed.studies.tables.reproduce import checked_overrides
 from protofed.studies.tables.result_tables import ResultTables
 from protofed.studies.tables.results import read_results
 from protofed.system import cores, one_thread, write_atomically
@@ -68,7 +70,9 @@ def tables_at_hand(
         lacking = {name: _lacking(preset, name, scale, known) for name in wanted}
         left_out += [f"{preset.name}, {name}: {why}" for name, why in lacking.items() if why]
         there = [name for name in wanted if not lacking[name]]
-        chosen = [row for row in preset.rows_at(scale) if not methods or {row.title, row.method} & set(methods)]
+        names_here = {name for row in preset.rows_at(scale) for name in (row.title, row.method)}
+        wanted_here = None if methods is None else [name for name in methods if name in names_here]
+        chosen = [] if wanted_here == [] else preset.selected_rows(wanted_here, scale)
         if there and chosen:
             found.append(TableAtHand(preset, scale, there, chosen))
     return found, left_out
@@ -76,6 +80,7 @@ def tables_at_hand(
 
 def estimate_all(tables: Sequence[TableAtHand], seeds: Sequence[int] | None, **options: Any) -> WholeEstimate:
     """From one batch of every kind of run on generated images."""
+    overrides = checked_overrides(options)
     seconds: dict[str, float] = {}
     shared: dict[tuple[str, int], float] = {}
     known: dict[str, Estimate] = {}
@@ -84,14 +89,14 @@ def estimate_all(tables: Sequence[TableAtHand], seeds: Sequence[int] | None, **o
         own_seeds = preset.seeds[scale] if seeds is None else seeds
         for dataset in table.datasets:
             for row in table.rows:
-                first = _key(row_options(preset, row, dataset, scale, options))
-                if first not in known:
+                alike = _cost_key(row_options(preset, row, dataset, scale, overrides))
+                if alike not in known:
                     with one_thread():
-                        known[first] = estimate_row(preset, row, dataset, scale, options, runs=1)
-                each = known[first]
+                        known[alike] = estimate_row(preset, row, dataset, scale, overrides, runs=1)
+                each = known[alike]
                 shared[preset.images(dataset, scale).data or dataset, each.frozen] = each.extraction
                 for condition in preset.conditions(dataset, scale).values():
-                    key = _key(row_options(preset, row, dataset, scale, options, condition))
+                    key = _key(row_options(preset, row, dataset, scale, overrides, condition))
                     seconds |= {f"{key}/{seed}": each.seconds for seed in own_seeds}
     hours = (sum(seconds.values()) + sum(shared.values())) / cores() / 3600
     return WholeEstimate(len(seconds), hours)
@@ -145,5 +150,20 @@ def _lacking(preset: Preset, dataset: str, scale: Scale, known: Mapping[str, set
     return None
 
 
-def _key(options: Any) -> str:
+def _key(options: Options) -> str:
+    """The same for runs that differ in their seed only."""
     return json.dumps(options.model_dump(exclude={"seed"}), sort_keys=True)
+
+
+def _cost_key(options: Options) -> str:
+    """The same for runs that take about as long: those that differ in the value of a weight, for example."""
+    deciding = {key: value for key, value in options.set.items() if not _is_number(value)}
+    return _key(options.model_copy(update={"set": deciding}))
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
