@@ -61,7 +61,7 @@ class ResultTables:
             runs = [run for run in self.content["runs"] if run["row"] == title]
             if runs:
                 sent = [size(mean(run["bytes"][way] for run in runs)) for way in ("up", "down")]
-                known = [seconds for run in runs if (seconds := run["cpu_seconds"]) is not None]
+                known = [used for run in runs if (used := run["cpu_seconds"]) is not None]
                 seconds = f"{mean(known):.0f} s" if known else "-"
                 rounds = f"{mean(run['rounds'] for run in runs):g}"
                 rows.append([title, rounds, *sent, seconds, _own(about["settings"])])
