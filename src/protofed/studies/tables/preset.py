@@ -182,7 +182,7 @@ class Preset(_TomlModel):
 
     def rows_at(self, scale: Scale) -> list[PublishedRow]:
         """The paper's rows, and in a table of accuracies those that its suite adds at this scale."""
-        compared = self.kind == "accuracy" and self.draw is None
+        compared = self.kind == "accuracy" and not self.table.startswith("figure")
         added = [row for row in self.suite.rows if row.title not in {own.title for own in self.rows}]
         return [row for row in [*self.rows, *(added if compared else [])] if scale in row.scales]
 
