@@ -58,6 +58,8 @@ def content(runs, **changes):
                 "seed": seed,
                 "accuracy": {"global": view(value)},
                 "auc": {},
+                "leakage": {},
+                "converged": {},
                 "bytes": {"up": 1000 * (seed + 1), "down": 10},
                 "cpu_seconds": 4.0 + seed,
                 "rounds": 5,
@@ -148,7 +150,7 @@ def test_differences_are_paired_over_seeds():
     assert table.rows[1][:4] == ["ours", "62.00", "9.54", "3"]
     assert table.rows[1][4] == "+2.00 [-0.48, +4.48]"
     assert table.rows[0][4:] == ["-", "-", "-"]
-    assert tables.costs().rows[0] == ["fedavg", "5", "2.0 kB", "10 B", "5 s", "-"]
+    assert tables.costs().rows[0] == ["fedavg", "5", "-", "2.0 kB", "10 B", "5 s", "-"]
 
 
 def test_rows_of_several_runs_count_seeds_that_are_complete():
@@ -169,6 +171,17 @@ def test_the_papers_figures_stand_in_brackets():
     assert tables.table("accuracy", "global").rows[0][1] == "55.00 (57.50)"
     assert tables.costs().rows[0][-1] == "head=random, ema=off"
     assert "seeds 0, 1." in tables.about()
+
+
+def test_leakage_and_the_round_it_settled_in_are_kept():
+    runs = content([("1st stage", "", 0, 0.5), ("1st stage", "", 1, 0.5), ("2nd stage", "", 0, 0.5)])
+    for run, ssim, settled in zip(runs["runs"], (0.7, 0.8, 0.6), (7, 8, None), strict=True):
+        run["leakage"] = {"FID": None, "max SSIM": ssim}
+        run["converged"] = {} if settled is None else {"global": settled}
+    runs["rows"]["1st stage"]["paper"] = {"leakage": {"max SSIM": 0.7661}}
+    tables = ResultTables(runs)
+    assert tables.leakage().rows == [["1st stage", "-", "0.75 (0.7661)"], ["2nd stage", "-", "0.6"]]
+    assert [row[2] for row in tables.costs().rows] == ["7.5", "-"]
 
 
 def test_files_can_be_read_line_by_line(data_root, tmp_path):

@@ -1,6 +1,6 @@
 """Tables of a results file: figures over seeds, the paper's beside them, paired differences, costs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import mean
 from typing import Any, Literal
 
@@ -64,9 +64,21 @@ class ResultTables:
                 known = [used for run in runs if (used := run["cpu_seconds"]) is not None]
                 seconds = f"{mean(known):.0f} s" if known else "-"
                 rounds = f"{mean(run['rounds'] for run in runs):g}"
-                rows.append([title, rounds, *sent, seconds, _own(about["settings"])])
-        columns = ["method", "rounds", "sent up", "sent down", "CPU time", "own settings"]
+                settled = [next(iter(run["converged"].values())) for run in runs if run["converged"]]
+                converged = f"{mean(settled):.1f}" if len(settled) == len(runs) else "-"
+                rows.append([title, rounds, converged, *sent, seconds, _own(about["settings"])])
+        columns = ["method", "rounds", "settled after", "sent up", "sent down", "CPU time", "own settings"]
         return Table("Costs of a run", columns, rows)
+
+    def leakage(self) -> Table:
+        """What an attacker rebuilds, mean over runs, beside the paper's figures."""
+        rows, columns = [], list(next((run["leakage"] for run in self.content["runs"] if run["leakage"]), {}))
+        for title, about in self.content["rows"].items():
+            runs = [run["leakage"] for run in self.content["runs"] if run["row"] == title and run["leakage"]]
+            paper = (about["paper"] or {}).get("leakage", {})
+            if runs:
+                rows.append([title, *(_leaked([run[column] for run in runs], paper.get(column)) for column in columns)])
+        return Table("Images rebuilt from what was sent", ["features", *columns], rows)
 
     def cells(self, metric: Metric, view: View) -> dict[str, dict[int, Cells]]:
         """Every row that has the view, for the seeds that are complete under every condition."""
@@ -139,6 +151,12 @@ def _test_cells(test: PairedTest | None) -> list[str]:
 
 def _beside(ours: float, paper: float | None) -> str:
     return percent(ours) if paper is None else f"{percent(ours)} ({percent(paper)})"
+
+
+def _leaked(ours: Sequence[float | None], paper: float | None) -> str:
+    known = [figure for figure in ours if figure is not None]
+    text = f"{mean(known):.4g}" if len(known) == len(ours) else "-"
+    return text if paper is None else f"{text} ({paper:g})"
 
 
 def _own(settings: Mapping[str, Any]) -> str:

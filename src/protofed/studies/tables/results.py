@@ -17,8 +17,10 @@ from protofed.metrics import find_metric
 from protofed.runs.extend import MAY_CHANGE, MOVES
 from protofed.runs.opened import Run
 from protofed.studies.comparison import by_domain, domains_of_clients, scored_parts
+from protofed.studies.convergence import Convergence
 from protofed.studies.schema import VIEWS, ReproducedMethod, Scale, View, is_trained
-from protofed.studies.tables.preset import PublishedRow
+from protofed.studies.tables.leakage import leakage
+from protofed.studies.tables.preset import Preset, PublishedRow
 from protofed.studies.tables.reproduction import Reproduction
 from protofed.studies.tables.trained import figure_of_run
 from protofed.system import describe_machine, write_atomically
@@ -36,13 +38,18 @@ class ViewRecord(TypedDict):
 
 
 class RunRecord(TypedDict):
-    """One run. AUC is there for two classes, of the models after the last round."""
+    """One run. AUC is there for two classes, of the models after the last round; leakage in tables about that.
+
+    `converged` is the round after which accuracy settled, by view, where enough rounds were scored.
+    """
 
     row: str
     condition: str
     seed: int
     accuracy: dict[View, ViewRecord]
     auc: dict[View, ViewRecord]
+    leakage: dict[str, float | None]
+    converged: dict[View, int]
     bytes: dict[str, int]
     cpu_seconds: float | None
     rounds: int
@@ -117,11 +124,7 @@ def _collected(
         for title, entry in methods.items()
         for condition, paths in entry["runs"].items()
     }
-    runs = [
-        _record(title, condition, run, preset.value)
-        for (title, condition), several in opened.items()
-        for run in several
-    ]
+    runs = [_record(title, condition, run, preset) for (title, condition), several in opened.items() for run in several]
     first = next((run for several in opened.values() for run in several), None)
     conditions = preset.selected_conditions(dataset, scale, result.content["columns"])
     given = result.content["options"]
@@ -170,8 +173,8 @@ def _command(preset: str, dataset: str, scale: str, seeds: Sequence[int], option
     return shlex.join([*words, "--out", "OUT"])
 
 
-def _record(row: str, condition: str, run: Run, value: str) -> RunRecord:
-    summary = run.summary
+def _record(row: str, condition: str, run: Run, preset: Preset) -> RunRecord:
+    summary, value, records = run.summary, preset.value, run.rounds
     processor = summary["seconds"].get("cpu")  # runs of earlier versions have none
     views = {view: accuracy for view in VIEWS if (accuracy := summary["accuracy"][view]) is not None}
     return {
@@ -186,6 +189,12 @@ def _record(row: str, condition: str, run: Run, value: str) -> RunRecord:
             for view, accuracy in views.items()
         },
         "auc": _auc(run, value),
+        "leakage": (leakage([run]) or {}).get("figures", {}) if preset.kind == "leakage" else {},
+        "converged": {
+            view: settled
+            for view in views
+            if (settled := Convergence.of(records, view).convergence_round()) is not None
+        },
         "bytes": {way: summary["bytes"][way]["total"] for way in ("up", "down")},
         "cpu_seconds": None if processor is None else round(processor, 1),
         "rounds": summary["rounds"],

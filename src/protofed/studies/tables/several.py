@@ -111,8 +111,8 @@ def write_page(results: Path, path: Path, left_out: Sequence[str], failures: Seq
         title = f"{content['preset']}, {content['dataset']}, {content['scale']}: {content['title']}"
         body += [tag("h2", title), tag("pre", tag("code", content["command"]))]
         shown = [tables.table("accuracy", view) for view in tables.views()]
-        shown += [*(tables.table("auc", view) for view in tables.views("auc")), tables.costs()]
-        body += [plain_table(table.title, table.columns, table.rows) for table in shown]
+        shown += [*(tables.table("auc", view) for view in tables.views("auc")), tables.leakage(), tables.costs()]
+        body += [plain_table(table.title, table.columns, table.rows) for table in shown if table.rows]
     for heading, lines in (("Without a result", failures), ("Not at hand", left_out)):
         if lines:
             body += [tag("h2", heading), tag("ul", *(tag("li", line) for line in lines))]

@@ -55,8 +55,9 @@ def folder(tmp_path):
         "rows": {row: {"method": "x", "settings": {}, "paper": None} for row in scores},
         "runs": [
             {
-                **{"row": row, "condition": "", "seed": seed, "auc": {}, "bytes": {"up": 1, "down": 1}},
+                **{"row": row, "condition": "", "seed": seed, "auc": {}, "leakage": {}, "converged": {}},
                 **{"accuracy": {"global": {"value": value, "parts": {}}}, "cpu_seconds": 1.0, "rounds": 1},
+                "bytes": {"up": 1, "down": 1},
             }
             for row, values in scores.items()
             for seed, value in enumerate(values)
