@@ -2,6 +2,7 @@
 
 import pytest
 
+from protofed.data.labels import parse_labels
 from protofed.errors import UserError
 from protofed.methods.fedadapter import FedAdapter
 from protofed.models import build_model
@@ -214,6 +215,22 @@ def test_a_row_may_have_options_of_its_own_at_one_scale():
     (row,) = find_preset("fedmp.table1").selected_rows(["fedbn"], "imagenet")
     assert row.options_at("imagenet") == {"head": "random", "train": "all", "set": {"global_bn": "mean"}}
     assert row.options_at("lite") == {"set": {"global_bn": "mean"}}
+
+
+@pytest.mark.parametrize(
+    ("dataset", "ill"),
+    [
+        ("dr_fundus", {"Mild", "Moderate", "Severe", "Proliferative"}),
+        ("dr_fundus_referable", {"Moderate", "Severe", "Proliferative"}),
+        ("external", {"Mild", "Moderate", "Severe", "Proliferative"}),
+    ],
+)
+def test_grades_go_by_name_since_folders_are_read_in_the_order_of_the_alphabet(dataset, ill):
+    rule = find_preset("fedadapterproto.table1").suite.data[dataset].imagenet.options["labels"]
+    grades = ["Mild", "Moderate", "No DR", "Proliferative", "Severe"]
+    healthy, diseased = parse_labels(rule, grades).values()
+    assert {grades[number] for number in diseased} == ill
+    assert {grades[number] for number in healthy} == set(grades) - ill
 
 
 def test_cases_are_conditions_with_settings():
