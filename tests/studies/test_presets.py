@@ -213,7 +213,7 @@ def test_a_scale_that_a_table_lacks_is_refused():
 
 def test_a_row_may_have_options_of_its_own_at_one_scale():
     (row,) = find_preset("fedmp.table1").selected_rows(["fedbn"], "imagenet")
-    assert row.options_at("imagenet") == {"head": "random", "train": "all", "set": {"global_bn": "mean"}}
+    assert row.options_at("imagenet") == {"train": "all", "set": {"global_bn": "mean"}}
     assert row.options_at("lite") == {"set": {"global_bn": "mean"}}
 
 
