@@ -115,7 +115,7 @@ class ResultTables:
             record = records[""]
             parts = {part: record["parts"][part] for part in self.content["domains"] if part in record["parts"]}
             return {**parts, "average": record["value"]}
-        if set(records) < set(conditions):
+        if any(condition not in records for condition in conditions):
             return None
         values = {condition: records[condition]["value"] for condition in conditions}
         return {**values, "average": mean(values.values())}
