@@ -43,6 +43,7 @@ def content(runs, **changes):
         "scale": "lite",
         "command": "protofed reproduce paper.table",
         "options": {"set": {}},
+        "common": {"set": {}},
         "date": "2026-01-01",
         "machine": "a machine",
         "versions": {"protofed": "1", "torch": "2"},
@@ -121,7 +122,7 @@ def test_two_classes_have_an_auc_of_the_site_left_out(data_root, tmp_path):
 
 def test_later_calls_add_rows_and_seeds(data_root, tmp_path):
     chosen = {"datasets": "office_caltech10", "seeds": [0]}
-    for methods, seeds in (("fedavg", [0]), ("fedavg,fedprox", [0, 1])):
+    for methods, seeds in (("fedprox", [0]), ("fedavg,fedprox", [0, 1])):
         result = tiny("i2pfl.table2", data_root, tmp_path, methods=methods, **{**chosen, "seeds": seeds})
         (path,) = write_results(result, tmp_path, tmp_path / "data")
     stored = read_results(path)
@@ -129,12 +130,30 @@ def test_later_calls_add_rows_and_seeds(data_root, tmp_path):
         ("fedavg", 0), ("fedavg", 1), ("fedprox", 0), ("fedprox", 1)
     ]  # fmt: skip
     assert "--seeds 0,1" in stored["command"]
+    assert list(stored["rows"]) == ["fedavg", "fedprox"], "in the order of the table, whichever was first"
     other = tiny("i2pfl.table2", data_root, tmp_path, methods="fedavg", epochs=2, **chosen)
     with pytest.raises(UserError, match="other options"):
         write_results(other, tmp_path, tmp_path / "data")
+    stored["rows"]["fedprox"]["settings"] = {"mu": 1}
+    path.write_text(json.dumps(stored))
+    with pytest.raises(UserError, match="another fedprox"):
+        write_results(result, tmp_path, tmp_path / "data")
     path.write_text("{")
     with pytest.raises(UserError, match="damaged"):
         write_results(result, tmp_path, tmp_path / "data")
+
+
+def test_columns_may_come_one_by_one(tmp_path):
+    toy_data(tmp_path / "root" / "digits", ["mnist"], classes=10, train=400, test=20)
+    for columns in ("alpha=0.5", "alpha=0.1,alpha=0.3", "alpha=0.3"):
+        chosen = {"datasets": "mnist", "methods": "fedavg", "columns": columns, "seeds": [0]}
+        result = tiny("conffedproto.table1", str(tmp_path / "root"), tmp_path / "out", **chosen)
+        (path,) = write_results(result, tmp_path / "out", tmp_path / "data")
+    stored = read_results(path)
+    assert stored["conditions"] == ["alpha=0.1", "alpha=0.3", "alpha=0.5"]
+    assert [run["condition"] for run in stored["runs"]] == ["alpha=0.5", "alpha=0.1", "alpha=0.3"]
+    table = ResultTables(stored).table("accuracy", "global")
+    assert table.columns[1:4] == ["alpha=0.1", "alpha=0.3", "alpha=0.5"]
 
 
 def test_differences_are_paired_over_seeds():

@@ -72,6 +72,9 @@ class ResultsContent(TypedDict):
     scale: Scale
     command: str
     options: dict[str, Any]
+    """What the user gave."""
+    common: dict[str, Any]
+    """Options that all rows have in common, the user's among them."""
     date: str
     machine: str
     versions: dict[str, str]
@@ -99,7 +102,7 @@ def write_results(result: Reproduction, out: Path, folder: Path) -> list[Path]:
         if not content["runs"]:
             continue
         if path.exists():
-            content = _merged(read_results(path), content, path)
+            content = _merged(read_results(path), content, path, result.preset)
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(path, _encoded(content))
         written.append(path)
@@ -127,9 +130,7 @@ def _collected(
     runs = [_record(title, condition, run, preset) for (title, condition), several in opened.items() for run in several]
     first = next((run for several in opened.values() for run in several), None)
     conditions = preset.selected_conditions(dataset, scale, result.content["columns"])
-    given = result.content["options"]
-    plain = {key: str(value) for key, value in given.items() if key not in {*MAY_CHANGE, *MOVES, "set"}}
-    options = {**plain, "set": given["set"]}
+    options = _as_texts(result.content["options"])
     return {
         "preset": preset.name,
         "title": preset.title,
@@ -137,6 +138,7 @@ def _collected(
         "scale": scale,
         "command": _command(preset.name, dataset, scale, result.content["seeds"], options),
         "options": options,
+        "common": _as_texts(preset.run_options(dataset, scale, result.content["options"])),
         "date": datetime.date.today().isoformat(),
         "machine": describe_machine(),
         "versions": first.config["versions"] if first else {},
@@ -154,6 +156,12 @@ def _collected(
         },
         "runs": runs,
     }
+
+
+def _as_texts(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options that decide what comes out, as the command line has them."""
+    plain = {key: str(value) for key, value in options.items() if key not in {*MAY_CHANGE, *MOVES, "set"}}
+    return {**plain, "set": {key: str(value) for key, value in options["set"].items()}}
 
 
 def _settings(row: PublishedRow, scale: Scale) -> dict[str, Any]:
@@ -228,20 +236,24 @@ def _rounded(figure: float) -> float:
     return round(float(figure), _DIGITS)
 
 
-def _merged(before: ResultsContent, now: ResultsContent, path: Path) -> ResultsContent:
-    """What there was, with the runs that were made now in place of older ones."""
-    same = ("preset", "dataset", "scale", "options")
-    for key in same:
-        if before[key] != now[key]:  # type: ignore[literal-required]
-            raise UserError(f"{path} has runs with other options ({key}); remove it, or give another folder")
+def _merged(before: ResultsContent, now: ResultsContent, path: Path, preset: Preset) -> ResultsContent:
+    """What there was, with the runs that were made now in place of older ones, in the order of the table."""
+    both = [title for title in now["rows"] if title in before["rows"]]
+    changed = [title for title in both if now["rows"][title]["settings"] != before["rows"][title]["settings"]]
+    if before["common"] != now["common"] or changed:
+        what = f"another {changed[0]}" if changed else "other options"
+        raise UserError(f"{path} has runs with {what}; remove it, or give another folder")
     runs = {(run["row"], run["condition"], run["seed"]): run for run in [*before["runs"], *now["runs"]]}
-    conditions = list(dict.fromkeys([*before["conditions"], *now["conditions"]]))
+    rows = {**before["rows"], **now["rows"]}
+    for title in both:  # a call for some columns has not all of the paper's figures
+        rows[title] = max(before["rows"][title], now["rows"][title], key=lambda row: len(json.dumps(row["paper"])))
     seeds = sorted({run["seed"] for run in runs.values()})
+    conditions = preset.conditions(now["dataset"], now["scale"])
     return {
         **now,
         "command": _command(now["preset"], now["dataset"], now["scale"], seeds, now["options"]),
-        "conditions": conditions,
-        "rows": {**before["rows"], **now["rows"]},
+        "conditions": [name for name in conditions if name in {*before["conditions"], *now["conditions"]}],
+        "rows": {row.title: rows[row.title] for row in preset.rows_at(now["scale"]) if row.title in rows},
         "runs": list(runs.values()),
     }
 
