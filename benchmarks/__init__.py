@@ -24,6 +24,7 @@ from protofed.engines import make_engine
 from protofed.federation import Federation, RoundPolicy, RunFolder
 from protofed.runs.assembly import ClientSideRecipe, assemble
 from protofed.runs.options import make_options
+from protofed.system import describe_machine
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -161,22 +162,8 @@ def report(title: str, command: str, body: str, seconds: float, load: float) -> 
     {command}
 
 - {datetime.now(UTC):%Y-%m-%d}, {seconds:.0f} s, {loads}
-- {_machine()}; one torch thread
+- {describe_machine()}; one torch thread
 - python {platform.python_version()}, torch {torch.__version__}
 
 {body}
 """
-
-
-def _machine() -> str:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return f"{_processor()}, {cores} core{'s' if cores != 1 else ''}, {memory:.0f} GiB"
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.machine()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

@@ -5,6 +5,7 @@ import errno
 import fcntl
 import gc
 import os
+import platform
 import signal
 import sys
 from collections.abc import Iterator
@@ -32,6 +33,20 @@ _KEPT, _LARGE = 512 * 2**20, 128 * 2**20
 def cores() -> int:
     """How many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def describe_machine() -> str:
+    """Processor, cores and memory, for those who read a measurement."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return f"{_processor()}, {cores()} core{'s' if cores() != 1 else ''}, {memory:.0f} GiB"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 @contextmanager

@@ -2,13 +2,14 @@
 
 import pytest
 
+from protofed.data.labels import parse_labels
 from protofed.errors import UserError
 from protofed.methods.fedadapter import FedAdapter
 from protofed.models import build_model
 from protofed.models.adapters import with_adapters
 from protofed.registry import find_method, make_method
 from protofed.runs.options import make_options
-from protofed.studies.tables.fixtures import real_partition
+from protofed.studies.tables.fixtures import real_partition, row_options
 from protofed.studies.tables.preset import SCALES, find_preset, merge_options, preset_names
 
 # Averages that the papers print and that are not the mean of the columns beside them.
@@ -19,6 +20,7 @@ SLIPS = {
 }
 
 EXPECTED = [
+    "conffedproto.confidence",
     "conffedproto.figure4",
     "conffedproto.figure5",
     "conffedproto.table1",
@@ -55,7 +57,7 @@ EXPECTED = [
 def columns(preset, dataset, scale):
     if preset.columns:
         return preset.columns
-    if preset.over is not None:
+    if preset.has_conditions:
         return list(preset.conditions(dataset, scale))
     return preset.domains(dataset, scale) if preset.per_domain else []
 
@@ -79,7 +81,7 @@ def test_rows_are_methods_with_settings_they_take(name):
 @pytest.mark.parametrize("name", EXPECTED)
 def test_options_are_valid_and_figures_fit_the_columns(name, scale):
     preset = find_preset(name)
-    for dataset in preset.datasets:
+    for dataset in preset.datasets_at(scale):
         for condition in preset.conditions(dataset, scale).values():
             make_options(preset.run_options(dataset, scale, condition))
         found = columns(preset, dataset, scale)
@@ -163,6 +165,82 @@ def test_paper_scale_is_the_published_one():
     assert fundus.balanced
     medical = make_options(find_preset("fedmp.table2").run_options("dr", "paper"))
     assert (medical.image_size, medical.batch, medical.rounds) == (256, 64, 200)
+
+
+IMAGENET = [
+    (name, dataset)
+    for name in EXPECTED
+    if find_preset(name).trains
+    for dataset in find_preset(name).datasets_at("imagenet")
+]
+
+
+@pytest.mark.parametrize(("name", "dataset"), IMAGENET)
+def test_at_the_imagenet_scale_a_pretrained_network_is_trained_in_part(name, dataset):
+    preset = find_preset(name)
+    for row in preset.rows_at("imagenet"):
+        options = row_options(preset, row, dataset, "imagenet", {})
+        assert (options.model, options.weights) == ("efficientnet_lite0", "imagenet")
+        # FedBN is FedAvg where normalisation is frozen.
+        assert options.train == ("all" if row.method == "fedbn" else "last")
+        assert options.evaluate_every in (1, options.rounds)
+        assert options.set.get("data.augment", "none") == "none", "frozen parts are computed once for each image"
+        method = make_method(find_method(row.method), options.settings_for(""), options.preset)
+        if options.head == "closed-form":
+            assert method.kind == "global"
+            assert not method.pools_data
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in EXPECTED if find_preset(name).kind == "accuracy" and ".table" in name]
+)
+def test_what_one_exchange_reaches_stands_below_every_table_from_imagenet(name):
+    preset = find_preset(name)
+    if preset.datasets_at("imagenet"):
+        assert [row.title for row in preset.rows_at("imagenet")][-2:] == ["protoridge", "fedncm"]
+    for scale in ("lite", "paper"):
+        assert not {"protoridge", "fedncm"} & {row.method for row in preset.rows_at(scale)}
+
+
+def test_a_scale_that_a_table_lacks_is_refused():
+    preset = find_preset("conffedproto.table1")
+    assert preset.selected_datasets(None, "imagenet") == ["cifar10"]
+    with pytest.raises(UserError, match=r"mnist of conffedproto\.table1 has no imagenet scale"):
+        preset.selected_datasets(["mnist"], "imagenet")
+    with pytest.raises(UserError, match=r"conffedproto\.figure5 has no imagenet scale"):
+        find_preset("conffedproto.figure5").selected_datasets(None, "imagenet")
+
+
+def test_a_row_may_have_options_of_its_own_at_one_scale():
+    (row,) = find_preset("fedmp.table1").selected_rows(["fedbn"], "imagenet")
+    assert row.options_at("imagenet") == {"train": "all", "set": {"global_bn": "mean"}}
+    assert row.options_at("lite") == {"set": {"global_bn": "mean"}}
+
+
+@pytest.mark.parametrize(
+    ("dataset", "ill"),
+    [
+        ("dr_fundus", {"Mild", "Moderate", "Severe", "Proliferative"}),
+        ("dr_fundus_referable", {"Moderate", "Severe", "Proliferative"}),
+        ("external", {"Mild", "Moderate", "Severe", "Proliferative"}),
+    ],
+)
+def test_grades_go_by_name_since_folders_are_read_in_the_order_of_the_alphabet(dataset, ill):
+    rule = find_preset("fedadapterproto.table1").suite.data[dataset].imagenet.options["labels"]
+    grades = ["Mild", "Moderate", "No DR", "Proliferative", "Severe"]
+    healthy, diseased = parse_labels(rule, grades).values()
+    assert {grades[number] for number in diseased} == ill
+    assert {grades[number] for number in healthy} == set(grades) - ill
+
+
+def test_cases_are_conditions_with_settings():
+    preset = find_preset("conffedproto.confidence")
+    conditions = preset.conditions("mnist", "lite")
+    assert list(conditions)[:2] == ["clean", "wrong labels at one"]
+    options = make_options(preset.run_options("mnist", "lite", conditions["wrong labels at one"]))
+    assert options.set["data.label_noise"] == "client-0=0.5"
+    assert options.protocol == "dirichlet=0.5,clients=10"
+    assert list(preset.selected_conditions("mnist", "lite", ["clean"])) == ["clean"]
 
 
 def test_later_options_go_before_earlier_ones():

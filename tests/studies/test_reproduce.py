@@ -8,8 +8,11 @@ from protofed.audit.audit import audit
 from protofed.cli import main
 from protofed.errors import UserError
 from protofed.studies.tables import leakage
-from protofed.studies.tables.preset import find_preset, preset_names
+from protofed.studies.tables.estimate import total_hours
+from protofed.studies.tables.fixtures import row_options
+from protofed.studies.tables.preset import SCALES, find_preset, preset_names
 from protofed.studies.tables.reproduce import dry_run, reproduce
+from protofed.system import cores
 from protofed.testing import toy_data
 
 TINY = {"model": "mlp", "image_size": 8, "rounds": 1, "epochs": 1, "engine": "loop"}
@@ -204,11 +207,12 @@ def test_dry_run_of_every_preset(name):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("scale", ["lite", "paper"])
+@pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("name", list(SMALLEST))
-def test_dry_run_of_every_data_set_at_both_scales(name, scale):
+def test_dry_run_of_every_data_set_at_every_scale(name, scale):
     preset = find_preset(name)
-    assert len(dry_run(name, scale=scale)) == len(preset.datasets) * max(1, len(preset.rows))
+    if there := preset.datasets_at(scale):
+        assert len(dry_run(name, scale=scale)) == len(there) * max(1, len(preset.rows_at(scale)))
 
 
 @pytest.mark.usefixtures("no_garbage_collection")
@@ -218,6 +222,41 @@ def test_estimate_counts_every_image_of_every_client():
     assert (short.clients, short.rounds, short.runs) == (10, 40, 1)
     assert long.up == 10 * short.up
     assert 3 < long.seconds / short.seconds < 30
+
+
+def test_what_is_frozen_is_counted_once_for_all_runs():
+    chosen = {"scale": "imagenet", "datasets": "office_caltech10", "methods": "fedavg,fedprox,fedncm"}
+    trained, other, computed = estimates = dry_run("i2pfl.table2", **chosen)
+    assert trained.frozen == other.frozen < computed.frozen, "fedncm trains nothing of the network"
+    assert trained.extraction > 0
+    seconds = sum(each.seconds for each in estimates) * 5 + other.extraction + computed.extraction
+    assert total_hours(estimates, 5) == pytest.approx(seconds / cores() / 3600)
+
+
+def test_an_estimate_has_the_plan_of_the_run():
+    preset = find_preset("fedmp.table1")
+    rows = preset.selected_rows(["fedavg", "fedmp_fewshot"])
+    plain, few = (row_options(preset, row, "tb", "lite", {}) for row in rows)
+    assert sum(plain.training_plan().epochs) == 50
+    assert few.set["plan"] == "10,20,20", "3 exchanges, as many epochs in all"
+
+
+def test_a_table_from_imagenet_on_tiny_images(tmp_path):
+    """All that is special about the scale: weights from the package, a frozen prefix, a head from class means."""
+    sites = ["caltech", "amazon", "webcam", "dslr"]
+    toy_data(tmp_path / "root" / "office_caltech10", sites, classes=10, train=60, test=10, size=32, channels=3)
+    small = {"image_size": 32, "rounds": 1, "evaluate_every": 1, "engine": "loop", "seeds": [0]}
+    chosen = {"datasets": "office_caltech10", "methods": "fedavg,protoridge", "scale": "imagenet"}
+    found = reproduce("i2pfl.table2", out=tmp_path / "out", data_root=str(tmp_path / "root"), **chosen, **small)
+    methods = found.content["datasets"]["office_caltech10"]["methods"]
+    assert found.failures == ()
+    paths = {name: tmp_path / "out" / entry["runs"][""][0] for name, entry in methods.items()}
+    start = {name: json.loads((path / "run.json").read_text()) for name, path in paths.items()}
+    assert start["fedavg"]["model"]["start"]["from"] == "imagenet"
+    assert start["fedavg"]["model"]["start"]["train"] == "last"
+    assert [start[name]["method"]["starts_from_means"] for name in paths] == [True, False]
+    assert methods["protoridge"]["paper"] is None
+    assert methods["fedavg"]["bytes"]["up"]["weights"] > methods["protoridge"]["bytes"]["up"]["total"]
 
 
 def test_an_estimate_is_of_the_columns_asked_for():
@@ -231,7 +270,7 @@ def test_an_estimate_is_of_the_columns_asked_for():
 def test_mistakes_are_named(tmp_path):
     with pytest.raises(UserError, match="needs --out"):
         reproduce("i2pfl.table2")
-    with pytest.raises(UserError, match="lite or paper"):
+    with pytest.raises(UserError, match="lite or paper or imagenet"):
         reproduce("i2pfl.table2", scale="tiny", out=tmp_path)
     with pytest.raises(UserError, match="unknown option"):
         reproduce("i2pfl.table2", out=tmp_path, roundz=3)

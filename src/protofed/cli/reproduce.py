@@ -11,11 +11,15 @@ from protofed.cli import completion
 from protofed.cli.options import QuietOption, ShardOption, parse_integers, takes_run_options
 from protofed.cli.output import console, report_failures, show_or_dump, show_table, size
 from protofed.cli.progress import ManyRuns
+from protofed.cli.reproduce_several import reproduce_several
+from protofed.errors import UserError
 from protofed.studies.tables.estimate import Estimate, total_hours
 from protofed.studies.tables.preset import Preset, find_preset, preset_names
-from protofed.studies.tables.reproduce import dry_run, reproduce
+from protofed.studies.tables.reproduce import dry_run, parse_scale, reproduce
 from protofed.studies.tables.reproduction import Reproduction
-from protofed.text import Table
+from protofed.studies.tables.results import write_results
+from protofed.studies.tables.several import names_several
+from protofed.text import Table, duration
 
 
 @takes_run_options(without=("method", "data", "domains", "seed"))
@@ -24,9 +28,12 @@ def reproduce_command(
     run_options: dict[str, Any],
     table: Annotated[
         str | None,
-        typer.Argument(help="PAPER.TABLE, for example i2pfl.table2; none: list them", autocompletion=completion.tables),
+        typer.Argument(
+            help="PAPER.TABLE, for example i2pfl.table2; several: a,b, i2pfl.table* or ALL; none: list them",
+            autocompletion=completion.tables,
+        ),
     ] = None,
-    scale: Annotated[str, typer.Option("--scale", help="lite, or paper: the published setting")] = "lite",
+    scale: Annotated[str, typer.Option("--scale", help="lite | paper, the published setting | imagenet")] = "lite",
     datasets: Annotated[str | None, typer.Option("--datasets", help="only these, for example digits,pacs")] = None,
     methods: Annotated[str | None, typer.Option("--methods", help="only these rows, for example fedavg,i2pfl")] = None,
     columns: Annotated[
@@ -34,6 +41,9 @@ def reproduce_command(
     ] = None,
     seeds: Annotated[str | None, typer.Option("--seeds", help="for example 0,1,2 (default: the table's)")] = None,
     out: Annotated[str | None, typer.Option("--out", help="folder; finished runs in it are not repeated")] = None,
+    results: Annotated[
+        str | None, typer.Option("--results", help="folder for a small JSON file of all runs of each data set")
+    ] = None,
     shard: ShardOption = None,
     dry: Annotated[bool, typer.Option("--dry-run", help="try one batch on generated images; estimate costs")] = False,
     quiet: QuietOption = False,
@@ -48,6 +58,12 @@ def reproduce_command(
         return 0
     selection: dict[str, Any] = {"scale": scale, "datasets": datasets, "methods": methods, "columns": columns}
     run_seeds = None if seeds is None else parse_integers(seeds)
+    if names_several(table):
+        if columns is not None or as_json:
+            raise UserError("several tables take neither --columns nor --json; give them with one table")
+        choice: dict[str, Any] = {"scale": scale, "datasets": datasets, "methods": methods, "seeds": run_seeds}
+        where: dict[str, Any] = {"out": out, "results": results, "shard": shard}
+        return reproduce_several(table, **choice, **where, dry=dry, quiet=quiet, run_options=run_options)
     if dry:
         estimates = dry_run(table, **selection, **run_options)
         if as_json:
@@ -60,15 +76,15 @@ def reproduce_command(
         result = reproduce(
             table, out=out, **selection, seeds=run_seeds, shard=shard, callbacks=callbacks, **run_options
         )
-    pictures = _draw(result, out)
+    pictures, files = _draw(result, out), _sum_up(result, out, results)
     if as_json:
         print(json.dumps(result.content))
     elif not quiet:
-        _show_result(result, pictures, out)
+        _show_result(result, pictures, files, out)
     return report_failures(result.failures)
 
 
-def _show_result(result: Reproduction, pictures: Sequence[Path], out: str | None) -> None:
+def _show_result(result: Reproduction, pictures: Sequence[Path], files: Sequence[Path], out: str | None) -> None:
     console().print(f"{result.preset.name}: {result.preset.title}\n")
     for table in result.tables():
         show_table(table)
@@ -76,8 +92,15 @@ def _show_result(result: Reproduction, pictures: Sequence[Path], out: str | None
         console().print(f"- {note}")
     for picture in pictures:
         console().print(f"drawn: {picture}")
+    for file in files:
+        console().print(f"summed up in {file}")
     if out is not None:
         console().print(f"written to {out}")
+
+
+def _sum_up(result: Reproduction, out: str | None, folder: str | None) -> list[Path]:
+    """Write the files that pages are made from; which they are."""
+    return [] if folder is None or out is None else write_results(result, Path(out), Path(folder))
 
 
 def _draw(result: Reproduction, out: str | None) -> list[Path]:
@@ -102,7 +125,7 @@ def _show_presets(presets: Sequence[dict[str, Any]]) -> None:
 
 def _show_estimates(name: str, scale: str, estimates: Sequence[Estimate], run_seeds: Sequence[int] | None) -> None:
     preset = find_preset(name)
-    seeds = len(preset.seeds["paper" if scale == "paper" else "lite"] if run_seeds is None else run_seeds)
+    seeds = len(preset.seeds[parse_scale(scale)] if run_seeds is None else run_seeds)
     rows = [
         [
             each.dataset,
@@ -110,15 +133,15 @@ def _show_estimates(name: str, scale: str, estimates: Sequence[Estimate], run_se
             str(each.runs * seeds),
             str(each.clients),
             str(each.rounds),
-            f"{each.seconds / 3600:.2f}",
+            duration(each.seconds),
             size(each.memory),
             size(each.up),
             size(each.down),
         ]
         for each in estimates
     ]
-    columns = ["data set", "method", "runs", "clients", "rounds", "hours", "memory", "sent up", "sent down"]
+    columns = ["data set", "method", "runs", "clients", "rounds", "time", "memory", "sent up", "sent down"]
     show_table(Table(f"{name} at scale {scale}: each run on one core of this machine, roughly", columns, rows))
     if preset.trains:
         hours = total_hours(estimates, seeds)
-        console().print(f"about {hours:.1f} hours for all runs with {seeds} seed(s), on all cores of this machine")
+        console().print(f"about {hours:.2g} hours for all runs with {seeds} seed(s), on all cores of this machine")

@@ -14,6 +14,7 @@ from pydantic import Field
 from protofed.clients import ClientSide, Prepared, RunContext, Templates, choose_frozen, prepare
 from protofed.data import Augment, Dataset, Domain, Images, Normalise, Partition, deals_by_label, load, make_partition
 from protofed.data.catalog import data_options
+from protofed.data.corruption import corrupted
 from protofed.engines import EngineChoice, choose_engine
 from protofed.errors import UserError
 from protofed.federation import RoundPolicy
@@ -54,6 +55,8 @@ _DATA_SETTINGS = {
         "channels": int,
         "ensure_all_classes": bool,
         "holdout": float,
+        "image_noise": str,
+        "label_noise": str,
         "merge_test": bool,
         "min_size": int,
         "split_seed": int,
@@ -205,6 +208,7 @@ def assemble(options: Options, clients_folder: Path, dataset: Dataset | None = N
     augment = data_settings.pop("augment", None)
     data_settings.pop("validation", None)  # see _validation
     channels, normalise = data_settings.pop("channels", None), data_settings.pop("normalise", None)
+    noise = {key: data_settings.pop(key, None) for key in ("label_noise", "image_noise")}
     for key in ("split_seed", "unreadable"):  # of `Options.reading`
         data_settings.pop(key, None)
     dataset = dataset or load(
@@ -234,6 +238,7 @@ def assemble(options: Options, clients_folder: Path, dataset: Dataset | None = N
         seed=options.seed,
         **data_settings,
     )
+    dataset = corrupted(dataset, partition, **noise, seed=options.seed)
     if method.pools_data:
         partition = partition.pooled()
     if augment is not None:

@@ -1,7 +1,6 @@
 """One run from options to summary."""
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -20,7 +19,7 @@ from protofed.runs.network import keep_backbone
 from protofed.runs.opened import Run
 from protofed.runs.options import Options, make_options
 from protofed.runs.place import data_here, refuse_other_images
-from protofed.runs.summary import Status, summarise_run
+from protofed.runs.summary import Status, Stopwatch, summarise_run
 from protofed.system import one_thread
 
 log = logging.getLogger("protofed")
@@ -112,7 +111,7 @@ def carry_out(
     if not engine.scattered and any(hasattr(callback, "run_estimate") for callback in callbacks):
         left = 1 - len(result.rounds) / assembly.context.plan.rounds
         tell(callbacks, "run_estimate", result, left * estimate_seconds(assembly) / assembly.engine.workers)
-    start = time.perf_counter()
+    clock = Stopwatch(whole=not resume)
     options, context = assembly.options, assembly.context
     try:
         policy = RoundPolicy(
@@ -145,7 +144,7 @@ def carry_out(
     status: Status = "diverged" if diverged else "flat" if len(lines) < context.plan.rounds else "complete"
     beside = {"metrics": run_metrics(result), "privacy": federation.privacy(), "projection": projection}
     summary = {
-        **summarise_run(assembly, lines, time.perf_counter() - start, status),
+        **summarise_run(assembly, lines, clock, status),
         "chance": chance_levels(federation.context),
         **_judged(federation, result, diverged),
         **{key: value for key, value in beside.items() if value is not None},

@@ -1,6 +1,7 @@
 """summary.json: a whole run from its rounds."""
 
 import resource
+import time
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -12,7 +13,28 @@ _LAST_ROUNDS = 5
 Status = Literal["complete", "flat", "diverged"]
 
 
-def summarise_run(assembly: Assembly, rounds: list[dict[str, Any]], seconds: float, status: Status) -> dict[str, Any]:
+class Stopwatch:
+    """Time since it was made: on the clock, and of the processor, in this process and in those that it has ended."""
+
+    def __init__(self, whole: bool) -> None:
+        self._whole = whole
+        self._start = time.perf_counter(), _processor_seconds()
+
+    def wall(self) -> float:
+        """Seconds on the clock."""
+        return time.perf_counter() - self._start[0]
+
+    def cpu(self) -> float | None:
+        """Seconds of the processor; None for a run of which an earlier process did a part."""
+        return _processor_seconds() - self._start[1] if self._whole else None
+
+
+def _processor_seconds() -> float:
+    used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
+def summarise_run(assembly: Assembly, rounds: list[dict[str, Any]], clock: Stopwatch, status: Status) -> dict[str, Any]:
     """Accuracy, bytes, time and memory of a run that has ended; `status` says how.
 
     `complete`: all rounds are done. `flat`: it stopped early, because it had not become better for a while.
@@ -44,7 +66,8 @@ def summarise_run(assembly: Assembly, rounds: list[dict[str, Any]], seconds: flo
                 part: sum(record["seconds"][part] for record in rounds)
                 for part in ("train", "aggregate", "evaluate", "total")
             },
-            "wall": seconds,
+            "wall": clock.wall(),
+            "cpu": clock.cpu(),
         },
         "samples_per_second": sum(record["samples"] for record in rounds) / train_seconds if rounds else 0.0,
         "peak_memory_bytes": peak * 1024,

@@ -143,7 +143,7 @@ def _variant_options(methods: Methods, options: Mapping[str, Any]) -> dict[str, 
         own_options = {**options, "preset": common.preset if common.preset in cls.presets else None, **own}
         settings = {
             **dealing,
-            **_scaled_plan(cls, known[label], {**own_options, "set": {}}),
+            **scaled_plan(cls, known[label], {**own_options, "set": {}}),
             **_settings_of(label, common.set, known),
             **make_options({"set": own.get("set", {})}).set,
         }
@@ -200,7 +200,7 @@ def _owner(key: str, labels: Iterable[str]) -> str | None:
     return max((label for label in labels if key.startswith(f"{label}.")), key=len, default=None)
 
 
-def _scaled_plan(cls: type[Method], known: set[str], options: Mapping[str, Any]) -> dict[str, str]:
+def scaled_plan(cls: type[Method], known: set[str], options: Mapping[str, Any]) -> dict[str, str]:
     """A method that brings its own plan gets it scaled to the epochs of the others, so that all train equally long."""
     if "plan" not in known:
         return {}

@@ -220,9 +220,9 @@ def accuracy_over_seeds(accuracies: Sequence[Mapping[str, Any]], domain_of: Mapp
     `domain_of` tells the domain of a client, in the personal view; the global view is by domain already.
     """
     held_out = list(accuracies[0].get("held_out", {}))
-    parts: list[Parts] = [_scored_parts(each) for each in accuracies]
+    parts: list[Parts] = [scored_parts(each) for each in accuracies]
     clients = parts if domain_of else [{} for _ in parts]
-    domains = [_by_domain(each, domain_of) for each in parts] if domain_of else parts
+    domains = [by_domain(each, domain_of) for each in parts] if domain_of else parts
     trained = [{part: value for part, value in each.items() if part not in held_out} for each in domains]
     return {
         "average": spread([each["average"] for each in accuracies]),
@@ -292,11 +292,12 @@ def _compared_views(
     return {view: compared(view) for view in VIEWS}
 
 
-def _scored_parts(accuracy: Mapping[str, Any]) -> dict[str, float]:
+def scored_parts(accuracy: Mapping[str, Any]) -> dict[str, float]:
+    """Domains or clients that were scored."""
     return {part: value for part, value in accuracy.items() if part not in _NOT_PARTS and value is not None}
 
 
-def _by_domain(clients: Mapping[str, float], domain_of: Mapping[str, str]) -> dict[str, float]:
+def by_domain(clients: Mapping[str, float], domain_of: Mapping[str, str]) -> dict[str, float]:
     """The mean over the clients of each domain; empty where clients have no domain or are too many to be listed."""
     grouped: dict[str, list[float]] = {}
     for client, value in clients.items():

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 View = Literal["global", "personal"]
 """Whose model is scored: the server's, or what each client would use."""
 
-Scale = Literal["lite", "paper"]
-"""How large a reproduction is: what a laptop can do, or the published setting."""
+Scale = Literal["lite", "paper", "imagenet"]
+"""How a table is run: small from scratch, as published, or from a backbone that has seen ImageNet."""
 
 VIEWS: tuple[View, ...] = ("global", "personal")
 

@@ -26,10 +26,14 @@ class Estimate:
     clients: int
     rounds: int
     seconds: float
-    """On one core of this machine."""
+    """On one core of this machine, when what frozen stages make of the images is there."""
     memory: int
     up: int
     down: int
+    frozen: int
+    """Stages that are computed once for each image."""
+    extraction: float
+    """Seconds of that; all runs with as many frozen stages on the same images share it."""
 
     def as_dict(self) -> dict[str, Any]:
         """For machines."""
@@ -41,10 +45,12 @@ def estimate_row(
 ) -> Estimate:
     """Assemble one row on generated images, let one client train on one batch, and scale up."""
     with fixture(preset, row, dataset, scale, overrides) as ready:
-        cost = Trial(ready.assembly.prepared).sample_cost()
-        plan, sizes = ready.assembly.context.plan, ready.sizes
+        trial, context = Trial(ready.assembly.prepared), ready.assembly.context
+        cost = trial.sample_cost()
+        plan, sizes = context.plan, ready.sizes
         sent = traffic(ready.assembly, sizes)
-        weights = 4 * sum(parameter.numel() for parameter in ready.assembly.context.model.parameters())
+        weights = 4 * sum(parameter.numel() for parameter in context.model.parameters())
+        extracted = ready.test_images + context.views * sum(sizes.values())
         pixels = prod(preset.images(dataset, scale).shape) * (
             ready.test_images + sum(train for train, _ in preset.images(dataset, scale).images.values())
         )
@@ -59,9 +65,13 @@ def estimate_row(
             int(pixels + WEIGHT_COPIES * weights + cost.saved_bytes * plan.batch),
             sent.up.total,
             sent.down.total,
+            max((len(part.prefix) for part in context.frozen), default=0),
+            trial.extraction_seconds() * extracted,
         )
 
 
 def total_hours(estimates: Sequence[Estimate], seeds: int) -> float:
     """Of the whole table on all cores of this machine."""
-    return sum(each.seconds * each.runs for each in estimates) * seeds / cores() / 3600
+    shared = {(each.dataset, each.frozen): each.extraction for each in estimates}
+    seconds = sum(each.seconds * each.runs for each in estimates) * seeds + sum(shared.values())
+    return seconds / cores() / 3600

@@ -19,6 +19,7 @@ from protofed.data.catalog import data_options
 from protofed.registry import find_method, knobs
 from protofed.runs.assembly import Assembly, assemble
 from protofed.runs.options import Options, make_options
+from protofed.studies.compare import scaled_plan
 from protofed.studies.schema import Scale
 from protofed.studies.tables.preset import Preset, PublishedRow
 
@@ -47,7 +48,7 @@ def fixture(
 ) -> Iterator[_Fixture]:
     """Inside: a row of a table, assembled with its first condition and the user's options, on generated images."""
     declared, classes = preset.images(dataset, scale), preset.suite.data[dataset].classes
-    options = _row_options(preset, row, dataset, scale, overrides)
+    options = row_options(preset, row, dataset, scale, overrides)
     partition = real_partition(preset, dataset, scale, options)
     own = [f"data.{key}" for key in data_options(options.data)]
     per_domain = _clients_per_domain(partition, list(declared.images))
@@ -98,18 +99,23 @@ def partition_of(dataset: Dataset, options: Options, holdout: float) -> Partitio
     return make_partition(dataset, **{key: getattr(options, key) for key in _PARTITION_OPTIONS}, holdout=holdout)
 
 
-def _row_options(
-    preset: Preset, row: PublishedRow, dataset: str, scale: Scale, overrides: Mapping[str, Any]
+def row_options(
+    preset: Preset,
+    row: PublishedRow,
+    dataset: str,
+    scale: Scale,
+    overrides: Mapping[str, Any],
+    condition: Mapping[str, Any] | None = None,
 ) -> Options:
-    """The options of a run of one row under its first condition."""
-    condition = next(iter(preset.conditions(dataset, scale).values()))
-    options = preset.run_options(dataset, scale, condition, overrides, row.options, {"set": row.set})
+    """The options of a run of one row under a condition, which is the first unless it is given."""
+    if condition is None:
+        condition = next(iter(preset.conditions(dataset, scale).values()))
+    options = preset.run_options(dataset, scale, condition, overrides, row.options_at(scale))
     cls = find_method(row.method)
     known = {knob.name for knob in knobs(cls)}
     settings = {key.removeprefix(f"{row.method}."): value for key, value in options["set"].items()}
-    options["set"] = {
-        key: value for key, value in settings.items() if key in known or key.startswith(("model.", "data."))
-    }
+    own = {key: value for key, value in settings.items() if key in known or key.startswith(("model.", "data."))}
+    options["set"] = {**scaled_plan(cls, known, {**options, "set": {}}), **own}
     named = preset.suite.data[dataset].preset
     return make_options({**({"preset": named} if named in cls.presets else {}), **options, "method": row.method})
 

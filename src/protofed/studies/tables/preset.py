@@ -1,7 +1,7 @@
 """What the papers published, table by table: methods, settings and figures, read from the TOML files in `presets`.
 
 A file `presets/PAPER/TABLE.toml` is one preset. It names its suite, `presets/suites/NAME.toml`, which says how a paper
-trains on each data set at two scales, and lists the rows of the table with the paper's figures.
+trains on each data set at every scale, and lists the rows of the table with the paper's figures.
 """
 
 import tomllib
@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from protofed.errors import unknown_name
+from protofed.errors import UserError, unknown_name
 from protofed.studies.schema import Scale, View
 
-SCALES = ("lite", "paper")
+SCALES: tuple[Scale, ...] = get_args(Scale)
 
 
 class _TomlModel(BaseModel):
@@ -37,7 +37,7 @@ class _DatasetAtScale(_TomlModel):
 
 
 class _SuiteDataset(_TomlModel):
-    """A data set of a suite at both scales."""
+    """A data set of a suite at every scale."""
 
     title: str
     """What the paper calls it."""
@@ -47,15 +47,12 @@ class _SuiteDataset(_TomlModel):
     options: dict[str, Any] = {}
     lite: _DatasetAtScale
     paper: _DatasetAtScale
+    imagenet: _DatasetAtScale | None = None
+    """None where such a start makes no sense, or nobody has the images."""
 
-
-class _TrainingSuite(_TomlModel):
-    """How a paper trains, on which data."""
-
-    options: dict[str, Any] = {}
-    scale: dict[Scale, dict[str, Any]] = {}
-    """Options that differ between the two."""
-    data: dict[str, _SuiteDataset]
+    def at(self, scale: Scale) -> _DatasetAtScale | None:
+        """What it is at a scale."""
+        return {"lite": self.lite, "paper": self.paper, "imagenet": self.imagenet}[scale]
 
 
 class PublishedRow(_TomlModel):
@@ -65,6 +62,10 @@ class PublishedRow(_TomlModel):
     name: str = ""
     set: dict[str, Any] = {}
     options: dict[str, Any] = {}
+    scale: dict[Scale, dict[str, Any]] = {}
+    """Options of this row at one scale."""
+    scales: list[Scale] = list(SCALES)
+    """Where the table has this row."""
     view: View | None = None
     """In which view the paper scores this row, where the table's first is not it."""
     figures: dict[str, list[float]] = {}
@@ -76,6 +77,21 @@ class PublishedRow(_TomlModel):
     def title(self) -> str:
         """How the row is called; the method's name where it is not a variant."""
         return self.name or self.method
+
+    def options_at(self, scale: Scale) -> dict[str, Any]:
+        """Of its runs at a scale, beside those that all rows have in common."""
+        return merge_options({"set": self.set}, self.options, self.scale.get(scale, {}))
+
+
+class _TrainingSuite(_TomlModel):
+    """How a paper trains, on which data."""
+
+    options: dict[str, Any] = {}
+    scale: dict[Scale, dict[str, Any]] = {}
+    """Options that differ between scales."""
+    data: dict[str, _SuiteDataset]
+    rows: list[PublishedRow] = []
+    """What stands below the paper's rows in every table of accuracies."""
 
 
 class _ConditionAxis(_TomlModel):
@@ -127,10 +143,12 @@ class Preset(_TomlModel):
     """What stands for a run: the mean over domains or clients, all test images together, or the domain left out."""
     per_domain: bool = True
     over: _ConditionAxis | None = None
+    cases: dict[str, dict[str, Any]] = {}
+    """In place of `over`: runs that differ in more than one value, by column."""
     columns: list[str] = []
     """Of a table that holds other figures than accuracies."""
     baseline: str = "fedavg"
-    seeds: dict[Scale, list[int]] = {"lite": [0], "paper": [0, 1, 2]}
+    seeds: dict[Scale, list[int]] = {"lite": [0], "paper": [0, 1, 2], "imagenet": [0, 1, 2]}
     options: dict[str, Any] = {}
     scale: dict[Scale, dict[str, Any]] = {}
     data: dict[str, _DatasetOverrides] = {}
@@ -153,26 +171,44 @@ class Preset(_TomlModel):
 
     def images(self, dataset: str, scale: Scale) -> _DatasetAtScale:
         """What a data set is at a scale."""
-        return self.suite.data[dataset].paper if scale == "paper" else self.suite.data[dataset].lite
+        declared = self.suite.data[dataset].at(scale)
+        if declared is None:
+            raise UserError(f"{dataset} of {self.name} has no {scale} scale")
+        return declared
+
+    def datasets_at(self, scale: Scale) -> list[str]:
+        """The data sets that the table has at a scale; none where the scale makes no sense for it."""
+        return [name for name in self.datasets if self.suite.data[name].at(scale) is not None]
+
+    def rows_at(self, scale: Scale) -> list[PublishedRow]:
+        """The paper's rows, and in a table of accuracies those that its suite adds at this scale."""
+        compared = self.kind == "accuracy" and not self.table.startswith("figure")
+        added = [row for row in self.suite.rows if row.title not in {own.title for own in self.rows}]
+        return [row for row in [*self.rows, *(added if compared else [])] if scale in row.scales]
 
     def domains(self, dataset: str, scale: Scale) -> list[str]:
         """The domains, in the order of the paper's columns."""
         return list(self.images(dataset, scale).images)
 
-    def conditions(self, dataset: str, scale: Scale) -> dict[str, dict[str, str]]:
+    @property
+    def has_conditions(self) -> bool:
+        """Whether a row takes a run for each of its columns."""
+        return self.over is not None or bool(self.cases)
+
+    def conditions(self, dataset: str, scale: Scale) -> dict[str, dict[str, Any]]:
         """Column and options of every run that a row takes; a single one without a name where a run is a row."""
         if self.over is None:
-            return {"": {}}
+            return self.cases or {"": {}}
         return {
             self.over.label.format(value): {key: text.format(value) for key, text in self.over.options.items()}
             for value in self.over.values_at(scale, self.domains(dataset, scale))
         }
 
-    def selected_conditions(self, dataset: str, scale: Scale, names: Sequence[str] | None) -> dict[str, dict[str, str]]:
+    def selected_conditions(self, dataset: str, scale: Scale, names: Sequence[str] | None) -> dict[str, dict[str, Any]]:
         """All conditions, or those of the columns asked for."""
         known = self.conditions(dataset, scale)
         for name in names or ():
-            if name not in known or self.over is None:
+            if name not in known or not self.has_conditions:
                 raise unknown_name(f"column of {self.name} with runs of its own", name, filter(None, known))
         return {name: options for name, options in known.items() if not names or name in names}
 
@@ -188,22 +224,27 @@ class Preset(_TomlModel):
         of_table = (self.options, self.scale.get(scale, {}), self.data.get(dataset, _DatasetOverrides()).options)
         return merge_options(*of_suite, *of_data, *of_table, *more)
 
-    def selected_datasets(self, names: Sequence[str] | None) -> list[str]:
-        """All data sets, or those asked for."""
+    def selected_datasets(self, names: Sequence[str] | None, scale: Scale = "lite") -> list[str]:
+        """All data sets that there are at a scale, or those asked for."""
         for name in names or ():
             if name not in self.datasets:
                 raise unknown_name(f"data set of {self.name}", name, self.datasets)
-        return [name for name in self.datasets if not names or name in names]
+            self.images(name, scale)
+        there = [name for name in self.datasets_at(scale) if not names or name in names]
+        if not there:
+            raise UserError(f"{self.name} has no {scale} scale")
+        return there
 
-    def selected_rows(self, names: Sequence[str] | None) -> list[PublishedRow]:
+    def selected_rows(self, names: Sequence[str] | None, scale: Scale = "lite") -> list[PublishedRow]:
         """All rows, or those asked for: a row by its title, all variants by the name of their method."""
-        titles = {row.title for row in self.rows}
-        known = titles | {row.method for row in self.rows}
+        rows = self.rows_at(scale)
+        titles = {row.title for row in rows}
+        known = titles | {row.method for row in rows}
         for name in names or ():
             if name not in known:
                 raise unknown_name(f"method of {self.name}", name, known)
         by_method = set(names or ()) - titles
-        return [row for row in self.rows if not names or row.title in names or row.method in by_method]
+        return [row for row in rows if not names or row.title in names or row.method in by_method]
 
 
 def merge_options(*sources: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,18 +29,19 @@ def reproduce(
     seeds: Sequence[int] | None = None,
     shard: str | None = None,
     callbacks: Iterable[Any] = (),
+    runs: str | Path | None = None,
     **options: Any,
 ) -> Reproduction:
     """Run or compute a table or figure, such as `i2pfl.table2`, and write comparison.json and comparison.md to `out`.
 
     `methods` are rows of the table, by title or by method; `columns` some of those that take runs of their own, such as
-    `alpha=0.1`. The options are those of `run` and override what the preset says. Runs that are found in `out` are not
-    repeated.
+    `alpha=0.1`. The options are those of `run` and override what the preset says. Runs that are found in `out`, or in
+    the folder `runs` where tables share theirs, are not repeated.
     """
-    preset, overrides = find_preset(name), _overrides(options)
-    at = preset.scale_of(_scale(scale))
-    rows = preset.selected_rows(split_names(methods))
-    selected = preset.selected_datasets(split_names(datasets))
+    preset, overrides = find_preset(name), checked_overrides(options)
+    at = preset.scale_of(parse_scale(scale))
+    rows = preset.selected_rows(split_names(methods), at)
+    selected = preset.selected_datasets(split_names(datasets), at)
     run_seeds: list[int] = []
     failures: list[Failure] = []
     blocks: dict[str, TrainedBlock | ComputedBlock]
@@ -49,7 +50,7 @@ def reproduce(
             raise UserError(f"{name} trains, so it needs --out, the folder of its runs; --dry-run says what it takes")
         run_seeds = list(dict.fromkeys(seeds if seeds is not None else preset.seeds[at]))
         table = TrainedTable(preset, at, rows, split_names(columns), run_seeds, overrides, shard, list(callbacks))
-        blocks = {dataset: table.block(dataset, Path(out) / dataset) for dataset in selected}
+        blocks = {dataset: table.block(dataset, Path(runs or out) / dataset, Path(out)) for dataset in selected}
         failures = table.failures
     else:
         with one_thread():
@@ -86,7 +87,7 @@ def dry_run(
 
     A table that is only about data is tried with fedavg.
     """
-    preset, at, overrides = find_preset(name), _scale(scale), _overrides(options)
+    preset, at, overrides = find_preset(name), parse_scale(scale), checked_overrides(options)
     with one_thread():
         return [
             estimate_row(
@@ -97,18 +98,20 @@ def dry_run(
                 overrides,
                 runs=len(preset.selected_conditions(dataset, at, split_names(columns))),
             )
-            for dataset in preset.selected_datasets(split_names(datasets))
-            for row in preset.selected_rows(split_names(methods)) or [PublishedRow(method="fedavg")]
+            for dataset in preset.selected_datasets(split_names(datasets), at)
+            for row in preset.selected_rows(split_names(methods), at) or [PublishedRow(method="fedavg")]
         ]
 
 
-def _scale(name: str) -> Scale:
-    if name not in SCALES:
-        raise UserError(f"scale={name} is not valid; it is {' or '.join(SCALES)}")
-    return "paper" if name == "paper" else "lite"
+def parse_scale(name: str) -> Scale:
+    """A scale by name."""
+    for scale in SCALES:
+        if scale == name:
+            return scale
+    raise UserError(f"scale={name} is not valid; it is {' or '.join(SCALES)}")
 
 
-def _overrides(options: Mapping[str, Any]) -> dict[str, Any]:
+def checked_overrides(options: Mapping[str, Any]) -> dict[str, Any]:
     """The user's options, checked, in the form in which they are merged."""
     overrides = {key: value for key, value in options.items() if value is not None}
     return {**overrides, "set": make_options(overrides).set}

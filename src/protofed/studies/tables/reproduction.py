@@ -50,7 +50,7 @@ class Reproduction:
             [name, *_accuracy_cells(ours, columns, (methods[name]["paper"] or {}).get(view, {}))]
             for name, ours in shown.items()
         ]
-        measure = "average" if self.preset.over is not None else self.preset.value.replace("_", " ")
+        measure = "average" if self.preset.has_conditions else self.preset.value.replace("_", " ")
         heading = f"{title}, {view} view: accuracy in %, in brackets the paper's"
         return Table(heading, ["method", *columns, measure, "std", f"p vs {self.content['baseline']} (Holm)"], rows)
 

@@ -1,5 +1,6 @@
 """The papers' tables that are trained: the runs of every row, and their figures beside the paper's."""
 
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -47,15 +48,15 @@ class TrainedTable:
         self._shard = shard
         self._callbacks = callbacks
 
-    def block(self, dataset: str, folder: Path) -> TrainedBlock:
-        """One data set of the table, trained."""
+    def block(self, dataset: str, folder: Path, out: Path) -> TrainedBlock:
+        """One data set of the table, trained in a folder; where its runs are is told from `out`."""
         runs: dict[str, RunsByCondition] = {row.title: {} for row in self._rows}
         conditions = self._preset.selected_conditions(dataset, self._scale, self._selected)
         for condition, settings in conditions.items():
             for title, by_seed in self._compare(dataset, settings, folder / _slug(condition)).items():
                 runs[title][condition] = by_seed
         views = {view: self._view(runs, view, dataset) for view in VIEWS}
-        methods = {row.title: self._method(row, dataset, runs[row.title], views, folder.parent) for row in self._rows}
+        methods = {row.title: self._method(row, dataset, runs[row.title], views, out) for row in self._rows}
         return {"methods": methods}
 
     def _method(
@@ -64,9 +65,9 @@ class TrainedTable:
         dataset: str,
         runs: RunsByCondition,
         views: Mapping[View, Mapping[str, ReproducedView]],
-        folder: Path,
+        out: Path,
     ) -> ReproducedMethod:
-        """One row, whose runs are in the folder of the table."""
+        """One row; where its runs are is told from `out`."""
         view = self._view_of(row, views)
         summaries = [run.summary for run in _all_runs(runs)]
         return {
@@ -80,7 +81,7 @@ class TrainedTable:
             "curve": _curve(_all_runs(runs), view, self._preset.value),
             "paper": self._paper(row, dataset, view),
             "runs": {
-                condition: [str(run.path.relative_to(folder)) for run in by_seed.values()]
+                condition: [os.path.relpath(run.path, out) for run in by_seed.values()]
                 for condition, by_seed in runs.items()
             },
         }
@@ -91,7 +92,7 @@ class TrainedTable:
         own = row.view or first
         return first if row.title in views[first] and row.title not in views[own] else own
 
-    def _compare(self, dataset: str, condition: Mapping[str, str], folder: Path) -> dict[str, dict[int, Run]]:
+    def _compare(self, dataset: str, condition: Mapping[str, Any], folder: Path) -> dict[str, dict[int, Run]]:
         """All rows under one condition, for every seed."""
         preset = self._preset
         options = preset.run_options(dataset, self._scale, condition, self._overrides)
@@ -108,7 +109,7 @@ class TrainedTable:
         }
         titles = [row.title for row in self._rows]
         result = compare(
-            {row.title: {"method": row.method, "set": row.set, **row.options} for row in self._rows},
+            {row.title: {"method": row.method, **row.options_at(self._scale)} for row in self._rows},
             out=folder,
             seeds=self._seeds,
             baseline=preset.baseline if preset.baseline in titles else None,
@@ -152,17 +153,17 @@ class TrainedTable:
         if any(accuracy is None for accuracy in accuracies.values()):
             return None
         values = {
-            condition: _accuracy_of_run(by_condition[condition], accuracy, self._preset.value)
+            condition: figure_of_run(by_condition[condition], accuracy, self._preset.value)
             for condition, accuracy in accuracies.items()
         }
-        if self._preset.over is not None:
+        if self._preset.has_conditions:
             return {**values, "average": mean(values.values())}
         parts = self._columns(dataset) if view == "global" else []
         return {**{part: accuracies[""][part] for part in parts}, "average": values[""]}
 
     def _columns(self, dataset: str) -> list[str]:
         """Of the table, besides the average."""
-        if self._preset.over is not None:
+        if self._preset.has_conditions:
             return list(self._preset.conditions(dataset, self._scale))
         return self._preset.domains(dataset, self._scale) if self._preset.per_domain else []
 
@@ -184,7 +185,7 @@ class TrainedTable:
 
     def _paper_of_domains(self, dataset: str) -> dict[str, dict[str, float]]:
         """The same for a comparison, which has a run's own columns: those of its domains."""
-        if self._preset.over is not None or self._preset.value != "average":
+        if self._preset.has_conditions or self._preset.value != "average":
             return {}
         view = self._preset.views[0]
         papers = {row.title: self._paper(row, dataset, row.view or view) for row in self._rows}
@@ -199,7 +200,7 @@ def _all_runs(runs: RunsByCondition) -> list[Run]:
     return [run for by_seed in runs.values() for run in by_seed.values()]
 
 
-def _accuracy_of_run(run: Run, accuracy: Mapping[str, Any], value: str) -> float:
+def figure_of_run(run: Run, accuracy: Mapping[str, Any], value: str) -> float:
     """The one figure that stands for a run; clients have no domain left out, and are averaged."""
     if value == "pooled" and value not in accuracy:
         return _pooled(run, accuracy)
@@ -239,5 +240,5 @@ def _curve(runs: Iterable[Run], view: View, value: str) -> list[tuple[int, float
         for record in run.rounds:
             accuracy = record["accuracy"] and record["accuracy"][view]
             if accuracy:
-                by_round.setdefault(record["round"], []).append(_accuracy_of_run(run, accuracy, value))
+                by_round.setdefault(record["round"], []).append(figure_of_run(run, accuracy, value))
     return [(number, mean(values)) for number, values in sorted(by_round.items())]

@@ -1,0 +1,163 @@
+"""Tables of a results file: figures over seeds, the paper's beside them, paired differences, costs."""
+
+from collections.abc import Mapping, Sequence
+from statistics import mean
+from typing import Any, Literal
+
+from protofed.studies.schema import View
+from protofed.studies.statistics import PairedTest, paired_tests, spread
+from protofed.studies.tables.results import ResultsContent
+from protofed.text import Table, percent, setting, size
+
+Metric = Literal["accuracy", "auc"]
+
+_HEADINGS: dict[Metric, str] = {"accuracy": "Accuracy in %", "auc": "AUC in %"}
+
+Cells = dict[str, float]
+"""One row for one seed: its columns, and `average`."""
+
+
+class ResultTables:
+    """What one results file says."""
+
+    def __init__(self, content: ResultsContent) -> None:
+        self.content = content
+
+    def about(self) -> str:
+        """Command, day, machine and seeds, as Markdown."""
+        content = self.content
+        versions = ", ".join(f"{name} {content['versions'][name]}" for name in ("protofed", "torch"))
+        seeds = ", ".join(str(seed) for seed in sorted({run["seed"] for run in content["runs"]}))
+        where = f"{content['date']}; {content['machine']}; {versions}; seeds {seeds}."
+        return f"    {content['command']}\n\n{where}"
+
+    def views(self, metric: Metric = "accuracy") -> list[View]:
+        """The views that some row has."""
+        found = {view for run in self.content["runs"] for view in run[metric]}
+        return [view for view in ("global", "personal") if view in found]
+
+    def table(self, metric: Metric, view: View) -> Table:
+        """Columns, average, spread over seeds, and the difference to the baseline over the same seeds."""
+        cells = self.cells(metric, view)
+        columns = self._columns(cells)
+        tests = self.differences(metric, view)
+        baseline = self.content["baseline"]
+        rows = []
+        for title, by_seed in cells.items():
+            seeds = list(by_seed.values())
+            papers = self._paper(title, view) if metric == "accuracy" else {}
+            means = {column: mean(each[column] for each in seeds) for column in [*columns, "average"]}
+            figures = [_beside(means[column], papers.get(column)) for column in means]
+            deviation = percent(spread([each["average"] for each in seeds])["std"])
+            rows.append([title, *figures, deviation, str(len(seeds)), *_test_cells(tests.get(title))])
+        named = "average" if self.content["conditions"] else self.content["value"].replace("_", " ")
+        against = [f"vs {baseline} [95 %]", "p", "p (Holm)"]
+        return Table(f"{_HEADINGS[metric]}, {view} view", ["method", *columns, named, "std", "seeds", *against], rows)
+
+    def costs(self) -> Table:
+        """Bytes and processor time of a run, and what a row has of its own."""
+        rows = []
+        for title, about in self.content["rows"].items():
+            runs = [run for run in self.content["runs"] if run["row"] == title]
+            if runs:
+                sent = [size(mean(run["bytes"][way] for run in runs)) for way in ("up", "down")]
+                known = [used for run in runs if (used := run["cpu_seconds"]) is not None]
+                seconds = f"{mean(known):.0f} s" if known else "-"
+                rounds = f"{mean(run['rounds'] for run in runs):g}"
+                settled = [next(iter(run["converged"].values())) for run in runs if run["converged"]]
+                converged = f"{mean(settled):.1f}" if len(settled) == len(runs) else "-"
+                rows.append([title, rounds, converged, *sent, seconds, _own(about["settings"])])
+        columns = ["method", "rounds", "settled after", "sent up", "sent down", "CPU time", "own settings"]
+        return Table("Costs of a run", columns, rows)
+
+    def leakage(self) -> Table:
+        """What an attacker rebuilds, mean over runs, beside the paper's figures."""
+        rows, columns = [], list(next((run["leakage"] for run in self.content["runs"] if run["leakage"]), {}))
+        for title, about in self.content["rows"].items():
+            runs = [run["leakage"] for run in self.content["runs"] if run["row"] == title and run["leakage"]]
+            paper = (about["paper"] or {}).get("leakage", {})
+            if runs:
+                rows.append([title, *(_leaked([run[column] for run in runs], paper.get(column)) for column in columns)])
+        return Table("Images rebuilt from what was sent", ["features", *columns], rows)
+
+    def cells(self, metric: Metric, view: View) -> dict[str, dict[int, Cells]]:
+        """Every row that has the view, for the seeds that are complete under every condition."""
+        found: dict[str, dict[int, Cells]] = {}
+        for title in self.content["rows"]:
+            own: dict[int, dict[str, Any]] = {}
+            for run in self.content["runs"]:
+                if run["row"] == title and view in run[metric]:
+                    own.setdefault(run["seed"], {})[run["condition"]] = run[metric][view]
+            seeds = {seed: self._cells_of(records) for seed, records in sorted(own.items())}
+            if complete := {seed: cells for seed, cells in seeds.items() if cells is not None}:
+                found[title] = complete
+        return found
+
+    def differences(self, metric: Metric, view: View) -> dict[str, PairedTest | None]:
+        """Every row against the baseline, with p-values corrected for their number."""
+        cells = self.cells(metric, view)
+        averages = {title: {seed: each["average"] for seed, each in row.items()} for title, row in cells.items()}
+        return paired_tests(averages, self.content["baseline"])
+
+    def difference(
+        self, row: str, against: str, view: View = "global", column: str = "average", metric: Metric = "accuracy"
+    ) -> PairedTest | None:
+        """One row against another over the seeds that both have; None where there are fewer than two."""
+        cells = self.cells(metric, view)
+        chosen = {
+            title: {seed: each[column] for seed, each in cells.get(title, {}).items()} for title in (row, against)
+        }
+        return paired_tests(chosen, against)[row]
+
+    def _cells_of(self, records: Mapping[str, Any]) -> Cells | None:
+        conditions = self.content["conditions"]
+        if not conditions:
+            record = records[""]
+            parts = {part: record["parts"][part] for part in self.content["domains"] if part in record["parts"]}
+            return {**parts, "average": record["value"]}
+        if any(condition not in records for condition in conditions):
+            return None
+        values = {condition: records[condition]["value"] for condition in conditions}
+        return {**values, "average": mean(values.values())}
+
+    def _columns(self, cells: Mapping[str, Mapping[int, Cells]]) -> list[str]:
+        """Those that all rows and seeds have."""
+        every = [set(each) for row in cells.values() for each in row.values()]
+        common = set.intersection(*every) if every else set()
+        return [name for name in (self.content["conditions"] or self.content["domains"]) if name in common]
+
+    def _paper(self, title: str, view: View) -> dict[str, float]:
+        return (self.content["rows"][title]["paper"] or {}).get(view) or {}
+
+
+def difference_text(test: PairedTest | None) -> str:
+    """In points, with its interval."""
+    if test is None:
+        return "-"
+    bounds = test["interval"]
+    interval = "" if bounds is None else f" [{points(bounds[0])}, {points(bounds[1])}]"
+    return f"{points(test['difference'])}{interval}"
+
+
+def points(difference: float) -> str:
+    """A difference of accuracies in points, with its sign; what rounds to nothing has none."""
+    return f"{round(100 * difference, 2) + 0.0:+.2f}"
+
+
+def _test_cells(test: PairedTest | None) -> list[str]:
+    p_values = [] if test is None else [test["p"], test["p_holm"]]
+    return [difference_text(test), *("-" if p is None else f"{p:.3f}" for p in p_values or (None, None))]
+
+
+def _beside(ours: float, paper: float | None) -> str:
+    return percent(ours) if paper is None else f"{percent(ours)} ({percent(paper)})"
+
+
+def _leaked(ours: Sequence[float | None], paper: float | None) -> str:
+    known = [figure for figure in ours if figure is not None]
+    text = f"{mean(known):.4g}" if len(known) == len(ours) else "-"
+    return text if paper is None else f"{text} ({paper:g})"
+
+
+def _own(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={setting(value)}" for key, value in settings.items()) or "-"

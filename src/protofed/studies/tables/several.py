@@ -1,0 +1,169 @@
+"""Several tables at once, as far as their images are at hand: which, what they take, one page of what came out."""
+
+import fnmatch
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from protofed.data.catalog import available
+from protofed.errors import unknown_name
+from protofed.pages.elements import plain_table
+from protofed.pages.markup import document, tag
+from protofed.runs.options import Options
+from protofed.studies.schema import Scale
+from protofed.studies.tables.estimate import Estimate, estimate_row
+from protofed.studies.tables.fixtures import row_options
+from protofed.studies.tables.preset import Preset, PublishedRow, find_preset, preset_names
+from protofed.studies.tables.reproduce import checked_overrides
+from protofed.studies.tables.result_tables import ResultTables
+from protofed.studies.tables.results import read_results
+from protofed.system import cores, one_thread, write_atomically
+from protofed.text import split_names
+
+_ALL = "ALL"
+
+
+@dataclass(frozen=True)
+class TableAtHand:
+    """A table with those of its data sets and rows that can be run here."""
+
+    preset: Preset
+    scale: Scale
+    datasets: list[str]
+    rows: list[PublishedRow]
+
+
+@dataclass(frozen=True)
+class WholeEstimate:
+    """What all tables take together, each run counted once however many tables have it."""
+
+    runs: int
+    hours: float
+
+
+def names_several(text: str) -> bool:
+    """Whether a user means more than one table: `ALL`, `a,b` or `i2pfl.table*`."""
+    return text == _ALL or "," in text or "*" in text
+
+
+def tables_at_hand(
+    names: str,
+    scale: Scale,
+    data_root: str | None,
+    datasets: Sequence[str] | None = None,
+    methods: Sequence[str] | None = None,
+) -> tuple[list[TableAtHand], list[str]]:
+    """Those of the tables that are trained and whose images are there; and a line for everything that is left out.
+
+    `datasets` and `methods` choose some, by the names that any table has for them.
+    """
+    known = {info.name: set(info.domains) for info in available(data_root)}
+    presets = [preset for name in _expanded(names) if (preset := find_preset(name)).trains]
+    _refuse_unknown("data set", datasets, {name for preset in presets for name in preset.datasets})
+    rows = [row for preset in presets for row in preset.rows_at(scale)]
+    _refuse_unknown("method", methods, {name for row in rows for name in (row.title, row.method)})
+    found, left_out = [], []
+    for preset in presets:
+        wanted = [name for name in preset.datasets if not datasets or name in datasets]
+        lacking = {name: _lacking(preset, name, scale, known) for name in wanted}
+        left_out += [f"{preset.name}, {name}: {why}" for name, why in lacking.items() if why]
+        there = [name for name in wanted if not lacking[name]]
+        names_here = {name for row in preset.rows_at(scale) for name in (row.title, row.method)}
+        wanted_here = None if methods is None else [name for name in methods if name in names_here]
+        chosen = [] if wanted_here == [] else preset.selected_rows(wanted_here, scale)
+        if there and chosen:
+            found.append(TableAtHand(preset, scale, there, chosen))
+    return found, left_out
+
+
+def estimate_all(tables: Sequence[TableAtHand], seeds: Sequence[int] | None, **options: Any) -> WholeEstimate:
+    """From one batch of every kind of run on generated images."""
+    overrides = checked_overrides(options)
+    seconds: dict[str, float] = {}
+    shared: dict[tuple[str, int], float] = {}
+    known: dict[str, Estimate] = {}
+    for table in tables:
+        preset, scale = table.preset, table.scale
+        own_seeds = preset.seeds[scale] if seeds is None else seeds
+        for dataset in table.datasets:
+            for row in table.rows:
+                alike = _cost_key(row_options(preset, row, dataset, scale, overrides))
+                if alike not in known:
+                    with one_thread():
+                        known[alike] = estimate_row(preset, row, dataset, scale, overrides, runs=1)
+                each = known[alike]
+                shared[preset.images(dataset, scale).data or dataset, each.frozen] = each.extraction
+                for condition in preset.conditions(dataset, scale).values():
+                    key = _key(row_options(preset, row, dataset, scale, overrides, condition))
+                    seconds |= {f"{key}/{seed}": each.seconds for seed in own_seeds}
+    hours = (sum(seconds.values()) + sum(shared.values())) / cores() / 3600
+    return WholeEstimate(len(seconds), hours)
+
+
+def write_page(results: Path, path: Path, left_out: Sequence[str], failures: Sequence[str]) -> None:
+    """One page of all results files in a folder, and of what is missing."""
+    body: list[object] = [tag("h1", "Tables of the papers")]
+    for file in sorted(results.glob("*.json")):
+        tables = ResultTables(read_results(file))
+        content = tables.content
+        title = f"{content['preset']}, {content['dataset']}, {content['scale']}: {content['title']}"
+        body += [tag("h2", title), tag("pre", tag("code", content["command"]))]
+        shown = [tables.table("accuracy", view) for view in tables.views()]
+        shown += [*(tables.table("auc", view) for view in tables.views("auc")), tables.leakage(), tables.costs()]
+        body += [plain_table(table.title, table.columns, table.rows) for table in shown if table.rows]
+    for heading, lines in (("Without a result", failures), ("Not at hand", left_out)):
+        if lines:
+            body += [tag("h2", heading), tag("ul", *(tag("li", line) for line in lines))]
+    write_atomically(path, document("Tables of the papers", tag("main", *body)).encode())
+
+
+def _expanded(text: str) -> list[str]:
+    """The names that are meant, in the order in which they are given."""
+    every = preset_names()
+    found: list[str] = []
+    for pattern in split_names(text) or ():
+        matching = every if pattern == _ALL else fnmatch.filter(every, pattern)
+        if not matching:
+            raise unknown_name("table", pattern, every)
+        found += [name for name in matching if name not in found]
+    return found
+
+
+def _refuse_unknown(what: str, names: Sequence[str] | None, known: set[str]) -> None:
+    for name in names or ():
+        if name not in known:
+            raise unknown_name(what, name, known)
+
+
+def _lacking(preset: Preset, dataset: str, scale: Scale, known: Mapping[str, set[str]]) -> str | None:
+    """Why a data set cannot be run here; None where it can."""
+    declared = preset.suite.data[dataset].at(scale)
+    if declared is None:
+        return f"it has no {scale} scale"
+    name = declared.data or dataset
+    if name not in known:
+        return f"the data root has no {name}"
+    if absent := [domain for domain in declared.images if domain not in known[name]]:
+        return f"{name} lacks {', '.join(absent)}"
+    return None
+
+
+def _key(options: Options) -> str:
+    """The same for runs that differ in their seed only."""
+    return json.dumps(options.model_dump(exclude={"seed"}), sort_keys=True)
+
+
+def _cost_key(options: Options) -> str:
+    """The same for runs that take about as long: those that differ in the value of a weight, for example."""
+    deciding = {key: value for key, value in options.set.items() if not _is_number(value)}
+    return _key(options.model_copy(update={"set": deciding}))
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,211 @@
+"""Results files: what runs came to, added to by later calls; tables and differences made from them alone."""
+
+import json
+from math import sqrt
+
+import pytest
+
+from protofed.errors import UserError
+from protofed.metrics import find_metric
+from protofed.runs.opened import Run
+from protofed.studies.tables.reproduce import reproduce
+from protofed.studies.tables.result_tables import ResultTables
+from protofed.studies.tables.results import read_results, write_results
+from protofed.testing import toy_data
+
+TINY = {"model": "mlp", "image_size": 8, "rounds": 1, "epochs": 1, "engine": "loop"}
+SETTINGS = {"model.hidden": 8, "data.augment": "none"}
+
+
+@pytest.fixture(scope="module")
+def data_root(tmp_path_factory):
+    root = tmp_path_factory.mktemp("root")
+    toy_data(root / "office_caltech10", ["caltech", "amazon", "webcam", "dslr"], classes=10, train=60, test=20)
+    toy_data(root / "dr_fundus", ["aptos", "eyepacs", "idrid"], classes=5, train=20, test=10, channels=3)
+    return str(root)
+
+
+def tiny(name, data_root, out, **options):
+    return reproduce(name, data_root=data_root, out=out, **{**TINY, **options}, set=SETTINGS)
+
+
+def view(value, **parts):
+    return {"value": value, "parts": parts}
+
+
+def content(runs, **changes):
+    """A file by hand; runs are (row, condition, seed, value)."""
+    rows = list(dict.fromkeys(row for row, *_ in runs))
+    plain = {
+        "preset": "paper.table",
+        "title": "A table",
+        "dataset": "set",
+        "scale": "lite",
+        "command": "protofed reproduce paper.table",
+        "options": {"set": {}},
+        "common": {"set": {}},
+        "date": "2026-01-01",
+        "machine": "a machine",
+        "versions": {"protofed": "1", "torch": "2"},
+        "baseline": "fedavg",
+        "value": "average",
+        "conditions": [],
+        "domains": [],
+        "rows": {row: {"method": row, "settings": {}, "paper": None} for row in rows},
+        "runs": [
+            {
+                "row": row,
+                "condition": condition,
+                "seed": seed,
+                "accuracy": {"global": view(value)},
+                "auc": {},
+                "leakage": {},
+                "converged": {},
+                "bytes": {"up": 1000 * (seed + 1), "down": 10},
+                "cpu_seconds": 4.0 + seed,
+                "rounds": 5,
+            }
+            for row, condition, seed, value in runs
+        ],
+    }
+    return {**plain, **changes}
+
+
+def test_a_file_has_a_record_of_every_run(data_root, tmp_path):
+    chosen = {"datasets": "office_caltech10", "methods": "fedavg,i2pfl", "seeds": [0, 1]}
+    result = tiny("i2pfl.table2", data_root, tmp_path / "out", **chosen)
+    (path,) = write_results(result, tmp_path / "out", tmp_path / "data")
+    assert path.name == "i2pfl.table2-office_caltech10-lite.json"
+    stored = read_results(path)
+    assert data_root not in path.read_text(), "where images lie concerns nobody else"
+    assert stored["command"] == (
+        "protofed reproduce i2pfl.table2 --scale lite --data-root DATA --datasets office_caltech10 --seeds 0,1 "
+        "--model mlp --image-size 8 --rounds 1 --epochs 1 --set model.hidden=8 --set data.augment=none --out OUT"
+    )
+    assert [(run["row"], run["seed"]) for run in stored["runs"]] == [
+        ("fedavg", 0), ("fedavg", 1), ("i2pfl", 0), ("i2pfl", 1)
+    ]  # fmt: skip
+    entry = result.content["datasets"]["office_caltech10"]["methods"]["i2pfl"]
+    summary = Run(tmp_path / "out" / entry["runs"][""][1]).summary
+    record = stored["runs"][3]
+    assert record["accuracy"]["global"]["value"] == pytest.approx(summary["accuracy"]["global"]["average"], abs=1e-6)
+    assert record["accuracy"]["personal"]["value"] == pytest.approx(
+        summary["accuracy"]["personal"]["average"], abs=1e-6
+    )
+    for domain in ("caltech", "amazon", "webcam", "dslr"):
+        figure = summary["accuracy"]["global"][domain]
+        assert record["accuracy"]["global"]["parts"][domain] == pytest.approx(figure, abs=1e-6)
+    assert record["bytes"]["up"] == summary["bytes"]["up"]["total"]
+    assert record["cpu_seconds"] > 0
+    assert record["auc"] == {}, "ten classes"
+    # The table is that of the reproduction itself, of which nothing is needed any more.
+    (shown,) = result.tables()
+    made = ResultTables(stored).table("accuracy", "global")
+    assert made.columns[:6] == shown.columns[:6]
+    assert [row[:7] for row in made.rows] == [row[:7] for row in shown.rows]
+
+
+def test_two_classes_have_an_auc_of_the_site_left_out(data_root, tmp_path):
+    result = tiny("fedadapterproto.table1", data_root, tmp_path, methods="fedavg", datasets="dr_fundus", seeds=[0])
+    (path,) = write_results(result, tmp_path, tmp_path / "data")
+    stored = read_results(path)
+    assert stored["conditions"] == ["to eyepacs", "to aptos", "to idrid"]
+    (record,) = [run for run in stored["runs"] if run["condition"] == "to aptos"]
+    (run,) = result.content["datasets"]["dr_fundus"]["methods"]["fedavg"]["runs"]["to aptos"]
+    predicted = Run(tmp_path / run).predictions().views["global"]["aptos"]
+    assert record["auc"]["global"]["value"] == pytest.approx(find_metric("auc").of(predicted), abs=1e-6)
+    assert set(record["auc"]["global"]["parts"]) == {"aptos", "eyepacs", "idrid"}
+    table = ResultTables(stored).table("auc", "global")
+    assert table.columns[1:5] == ["to eyepacs", "to aptos", "to idrid", "average"]
+    assert table.rows[0][2] == f"{100 * record['auc']['global']['value']:.2f}"
+
+
+def test_later_calls_add_rows_and_seeds(data_root, tmp_path):
+    chosen = {"datasets": "office_caltech10", "seeds": [0]}
+    for methods, seeds in (("fedprox", [0]), ("fedavg,fedprox", [0, 1])):
+        result = tiny("i2pfl.table2", data_root, tmp_path, methods=methods, **{**chosen, "seeds": seeds})
+        (path,) = write_results(result, tmp_path, tmp_path / "data")
+    stored = read_results(path)
+    assert sorted((run["row"], run["seed"]) for run in stored["runs"]) == [
+        ("fedavg", 0), ("fedavg", 1), ("fedprox", 0), ("fedprox", 1)
+    ]  # fmt: skip
+    assert "--seeds 0,1" in stored["command"]
+    assert list(stored["rows"]) == ["fedavg", "fedprox"], "in the order of the table, whichever was first"
+    other = tiny("i2pfl.table2", data_root, tmp_path, methods="fedavg", epochs=2, **chosen)
+    with pytest.raises(UserError, match="other options"):
+        write_results(other, tmp_path, tmp_path / "data")
+    stored["rows"]["fedprox"]["settings"] = {"mu": 1}
+    path.write_text(json.dumps(stored))
+    with pytest.raises(UserError, match="another fedprox"):
+        write_results(result, tmp_path, tmp_path / "data")
+    path.write_text("{")
+    with pytest.raises(UserError, match="damaged"):
+        write_results(result, tmp_path, tmp_path / "data")
+
+
+def test_columns_may_come_one_by_one(tmp_path):
+    toy_data(tmp_path / "root" / "digits", ["mnist"], classes=10, train=400, test=20)
+    for columns in ("alpha=0.5", "alpha=0.1,alpha=0.3", "alpha=0.3"):
+        chosen = {"datasets": "mnist", "methods": "fedavg", "columns": columns, "seeds": [0]}
+        result = tiny("conffedproto.table1", str(tmp_path / "root"), tmp_path / "out", **chosen)
+        (path,) = write_results(result, tmp_path / "out", tmp_path / "data")
+    stored = read_results(path)
+    assert stored["conditions"] == ["alpha=0.1", "alpha=0.3", "alpha=0.5"]
+    assert [run["condition"] for run in stored["runs"]] == ["alpha=0.5", "alpha=0.1", "alpha=0.3"]
+    table = ResultTables(stored).table("accuracy", "global")
+    assert table.columns[1:4] == ["alpha=0.1", "alpha=0.3", "alpha=0.5"]
+
+
+def test_differences_are_paired_over_seeds():
+    scores = {"fedavg": (0.50, 0.60, 0.70), "ours": (0.52, 0.63, 0.71)}
+    runs = [(row, "", seed, value) for row, values in scores.items() for seed, value in enumerate(values)]
+    tables = ResultTables(content(runs))
+    test = tables.difference("ours", "fedavg")
+    # Gaps 2, 3, 1 points: mean 2, deviation 1; the t of two degrees of freedom for 95 % is 4.302653.
+    half = 4.302653 * 0.01 / sqrt(3)
+    assert test["difference"] == pytest.approx(0.02)
+    assert test["interval"] == pytest.approx([0.02 - half, 0.02 + half], abs=1e-6)
+    table = tables.table("accuracy", "global")
+    assert table.rows[1][:4] == ["ours", "62.00", "9.54", "3"]
+    assert table.rows[1][4] == "+2.00 [-0.48, +4.48]"
+    assert table.rows[0][4:] == ["-", "-", "-"]
+    assert tables.costs().rows[0] == ["fedavg", "5", "-", "2.0 kB", "10 B", "5 s", "-"]
+
+
+def test_rows_of_several_runs_count_seeds_that_are_complete():
+    runs = [("fedavg", name, seed, 0.5) for name in ("to a", "to b") for seed in (0, 1)]
+    runs += [("ours", "to a", 0, 0.6), ("ours", "to b", 0, 0.8), ("ours", "to a", 1, 0.9)]
+    tables = ResultTables(content(runs, conditions=["to a", "to b"], value="held_out"))
+    table = tables.table("accuracy", "global")
+    assert table.columns[:4] == ["method", "to a", "to b", "average"]
+    assert table.rows[1][:6] == ["ours", "60.00", "80.00", "70.00", "-", "1"]
+    assert tables.difference("ours", "fedavg") is None, "one seed is no test"
+
+
+def test_the_papers_figures_stand_in_brackets():
+    runs = [("fedavg", "", 0, 0.5), ("fedavg", "", 1, 0.6)]
+    paper = {"fedavg": {"method": "fedavg", "settings": {"head": "random", "ema": False}, "paper": None}}
+    paper["fedavg"]["paper"] = {"global": {"average": 0.575}}
+    tables = ResultTables(content(runs, rows=paper))
+    assert tables.table("accuracy", "global").rows[0][1] == "55.00 (57.50)"
+    assert tables.costs().rows[0][-1] == "head=random, ema=off"
+    assert "seeds 0, 1." in tables.about()
+
+
+def test_leakage_and_the_round_it_settled_in_are_kept():
+    runs = content([("1st stage", "", 0, 0.5), ("1st stage", "", 1, 0.5), ("2nd stage", "", 0, 0.5)])
+    for run, ssim, settled in zip(runs["runs"], (0.7, 0.8, 0.6), (7, 8, None), strict=True):
+        run["leakage"] = {"FID": None, "max SSIM": ssim}
+        run["converged"] = {} if settled is None else {"global": settled}
+    runs["rows"]["1st stage"]["paper"] = {"leakage": {"max SSIM": 0.7661}}
+    tables = ResultTables(runs)
+    assert tables.leakage().rows == [["1st stage", "-", "0.75 (0.7661)"], ["2nd stage", "-", "0.6"]]
+    assert [row[2] for row in tables.costs().rows] == ["7.5", "-"]
+
+
+def test_files_can_be_read_line_by_line(data_root, tmp_path):
+    result = tiny("i2pfl.table2", data_root, tmp_path, datasets="office_caltech10", methods="fedavg", seeds=[0, 1])
+    (path,) = write_results(result, tmp_path, tmp_path / "data")
+    lines = [line.strip().rstrip(",") for line in path.read_text().splitlines()]
+    assert sum(line.startswith('{"row"') for line in lines) == 2
+    assert json.loads(next(line for line in lines if line.startswith('{"row"')))["seed"] == 0
