@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from protofed.deploy import supernode
-from protofed.deploy.supernode import ShortSleeps, pause_after, poll_until_message, pull_eagerly
+from protofed.deploy.supernode import AnswerInMaking, pause_after, poll_until_message, pull_eagerly
 from protofed.engines.flower import prepare_flower
 
 
@@ -42,7 +42,7 @@ def test_it_looks_for_the_answer_at_once_and_then_as_often_as_flower(monkeypatch
     now, slept = 0.0, list[float]()
     monkeypatch.setattr(supernode.time, "monotonic", lambda: now)
     monkeypatch.setattr(supernode.time, "sleep", slept.append)
-    sleeps = ShortSleeps()
+    sleeps = AnswerInMaking()
     sleeps.sleep(0.5)
     now = 60.0
     sleeps.sleep(0.5)

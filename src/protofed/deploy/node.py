@@ -69,9 +69,11 @@ class SuperNode:
                     client.close()
                     self._restart(restarts)
                     client = self._connect()
+                asked = time.monotonic()
                 token = self._next_task(client)
-                if token is None:
-                    time.sleep(pause_after(time.monotonic() - last, _LONGEST_PAUSE))
+                if token is None:  # as a rule after two seconds, in which the node has waited for a message
+                    pause = pause_after(time.monotonic() - last, _LONGEST_PAUSE)
+                    time.sleep(max(pause - (time.monotonic() - asked), 0.0))
                 else:
                     restarts = 0
                     self._do_task(token, answer)
