@@ -85,12 +85,9 @@ class AnswerInMaking:
         return push
 
     def sleep(self, seconds: float) -> None:
-        """As long as was asked for, or shorter where the message has just come or the answer is there."""
-        pause = pause_after(time.monotonic() - self._since, seconds)
-        if self._answer.is_set():
-            time.sleep(pause)
-        else:
-            self._answer.wait(pause)
+        """As long as was asked for, or shorter where the message has just come, or until the answer is there."""
+        if self._answer.wait(pause_after(time.monotonic() - self._since, seconds)):
+            self._answer.clear()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(time, name)
