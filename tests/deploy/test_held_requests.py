@@ -61,6 +61,18 @@ def test_a_node_that_asks_is_online(tmp_path: Path) -> None:
     assert [node.status for node in state.get_node_info()] == ["online"]
 
 
+def test_a_node_that_was_killed_is_let_in_again_at_once(tmp_path: Path) -> None:
+    """Flower takes it for online until a minute has gone by without heartbeats."""
+    state = in_memory_state()
+    KeptNodes(state, tmp_path / "nodes.json")
+    node_id = state.create_node("us", "us", b"key", 0, name="north")
+    assert state.activate_node(node_id, 30)
+    assert state.activate_node(node_id, 30)
+    assert [node.status for node in state.get_node_info()] == ["online"]
+    state.delete_node("us", node_id)
+    assert not state.activate_node(node_id, 30)
+
+
 class Mailbox:
     """A state with the tables that Arrivals reads, in which messages have one part each."""
 

@@ -67,17 +67,19 @@ class _ControlAuthMiddleware:
 class KeptNodes:
     """Registered nodes and those that were, in a file: they keep their numbers, and a revoked key stays revoked.
 
-    It stands before two methods of Flower's state and puts nodes into its tables; where these change, the SuperLink
+    It stands before methods of Flower's state and puts nodes into its tables; where these change, the SuperLink
     does not start, or sites connect anew after a restart of the server.
     """
 
     def __init__(self, state: Any, file: Path) -> None:
         self._state, self._file = state, file
-        self._create, self._delete, self._messages = state.create_node, state.delete_node, state.get_message_ins
+        self._create, self._delete = state.create_node, state.delete_node
+        self._activate, self._messages = state.activate_node, state.get_message_ins
         if file.exists():
             for kept in json.loads(file.read_text()):
                 self._restore(kept)
-        state.create_node, state.delete_node, state.get_message_ins = self.create, self.delete, self.messages_for
+        state.create_node, state.delete_node = self.create, self.delete
+        state.activate_node, state.get_message_ins = self.activate, self.messages_for
 
     def create(self, *arguments: Any, **named: Any) -> int:
         """Register a node."""
@@ -94,9 +96,15 @@ class KeptNodes:
             self._delete(owner_aid, node_id)
         self._write()
 
+    def activate(self, node_id: int, heartbeat_interval: float) -> bool:
+        """Let a node connect. One that was killed counts as online for a minute, in which Flower would refuse it."""
+        with self._state.lock:
+            self._state.deactivate_node(node_id)
+            return bool(self._activate(node_id, heartbeat_interval))
+
     def messages_for(self, node_id: int, *arguments: Any, **named: Any) -> Any:
         """What a node has to fetch. One that asks is online; else the server would wait for its next heartbeat."""
-        self._state.activate_node(node_id, _HEARTBEAT_SECONDS)
+        self._activate(node_id, _HEARTBEAT_SECONDS)
         return self._messages(node_id, *arguments, **named)
 
     def _restore(self, kept: dict[str, Any]) -> None:
@@ -240,7 +248,7 @@ class HoldMiddleware:
         """What a request asks for; nothing where it need not wait."""
         from flwr.proto.fleet_pb2 import PullMessagesRequest
         from flwr.proto.runtime_pb2 import PullAppMessagesRequest
-        from google.protobuf.message import DecodeError
+        from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
         body = b"".join(part.get("body", b"") for part in parts)
         try:
