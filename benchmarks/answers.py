@@ -1,6 +1,6 @@
 """Damaged, forged and absurd answers of one member at the server's door: none may crash it, hold it up or fill memory.
 
-    python -m benchmarks.answers [--answers 100000] [--seed 0]
+    python -m benchmarks.answers [--answers 100000] [--seed 0] [--write]
 
 Honest answers of a site, plain and quantised, are cut, flipped, filled with absurd numbers and given other kinds, most
 of them with checksums and sizes that are right. Each goes through the same checks as in a run: the envelope
@@ -8,8 +8,8 @@ of them with checksums and sizes that are right. Each goes through the same chec
 """
 
 import argparse
-import json
 import math
+import os
 import random
 import resource
 import struct
@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from safetensors.numpy import load, save
 
+from benchmarks import RESULTS, report, table
 from protofed.clients import Evaluate, Failed, Job, Result, Train, Trained, decode_result, encode_result, pack, unpack
 from protofed.engines.loop import LoopEngine
 from protofed.errors import BadMessage
@@ -258,17 +259,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.answers", description=__doc__.splitlines()[0])
     parser.add_argument("--answers", type=int, default=100_000, help="how many (default 100000)")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--write", action="store_true", help="write the table to benchmarks/results/answers.md")
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    begin = time.perf_counter()
+    begin, load_before = time.perf_counter(), os.getloadavg()[0]
     outcome = attack(given.answers, given.seed)
-    told = {"tried": dict(outcome.tried), "let in": dict(outcome.let_in), "crashes": outcome.crashes[:20]}
-    print(json.dumps(told, indent=2))
     seconds = time.perf_counter() - begin
-    print(
-        f"{sum(outcome.tried.values())} answers in {seconds:.0f} s, the slowest {outcome.slowest:.2f} s; "
-        f"memory grew by {outcome.megabytes:.0f} MB, {len(outcome.crashes)} crashes"
+    rows = [[name, tried, outcome.let_in[name]] for name, tried in outcome.tried.items()]
+    told = (
+        f"{sum(outcome.tried.values())} answers, the slowest {outcome.slowest:.2f} s; memory grew by "
+        f"{outcome.megabytes:.0f} MB, {len(outcome.crashes)} crashes. What is let in is valid, if odd: finite, of the "
+        "right shape, within what the census allows."
     )
+    command = f"python -m benchmarks.answers --answers {given.answers} --seed {given.seed} --write"
+    body = f"{told}\n\n{table(['damage', 'tried', 'let in'], rows)}"
+    text = report("Damaged answers at the server's door", command, body, seconds, load_before)
+    print("\n".join([text, *outcome.crashes[:20]]))
+    if given.write:
+        (RESULTS / "answers.md").write_text(text)
     return 0 if outcome.passed else 1
 
 

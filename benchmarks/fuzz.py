@@ -1,6 +1,6 @@
 """Damaged, forged and absurd messages at the codec's door: none may crash it, hold it up or get in.
 
-    python -m benchmarks.fuzz [--messages 100000] [--seed 0]
+    python -m benchmarks.fuzz [--messages 100000] [--seed 0] [--write]
 
 Half of the messages carry a correct checksum, as a sender with a bug or bad intentions would give them. What is let in
 must be a valid record by a check of its own (`faults_of`), whatever the codec thinks.
@@ -8,6 +8,7 @@ must be a valid record by a check of its own (`faults_of`), whatever the codec t
 
 import argparse
 import json
+import os
 import random
 import resource
 import struct
@@ -24,6 +25,7 @@ import torch
 from safetensors.numpy import load, save
 from torch import Tensor
 
+from benchmarks import RESULTS, report, table
 from protofed.errors import BadMessage
 from protofed.records import ClassTable, Each, Features, Mean, PrototypeSet, Record, Weights, decode, encode
 
@@ -340,19 +342,21 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--messages", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--write", action="store_true", help="write the table to benchmarks/results/fuzz.md")
     given = parser.parse_args(arguments)
-    start = time.perf_counter()
+    start, load_before = time.perf_counter(), os.getloadavg()[0]
     outcome = fuzz(given.messages, given.seed)
-    print(f"{'mutation':18} {'tried':>7} {'let in':>7}")
-    for name, tried in outcome.tried.items():
-        print(f"{name:18} {tried:7} {outcome.accepted[name]:7}")
-    for line in [*outcome.crashes, *outcome.garbage][:20]:
-        print(line)
-    print(
-        f"{given.messages} messages in {time.perf_counter() - start:.0f} s: {len(outcome.crashes)} crashes, "
-        f"{len(outcome.garbage)} faults let in, slowest {1000 * outcome.slowest:.0f} ms, "
-        f"grown by {outcome.grown / 2**20:.0f} MiB"
+    rows = [[name, tried, outcome.accepted[name]] for name, tried in outcome.tried.items()]
+    told = (
+        f"{given.messages} messages: {len(outcome.crashes)} crashes, {len(outcome.garbage)} faults let in, slowest "
+        f"{1000 * outcome.slowest:.0f} ms, grown by {outcome.grown / 2**20:.0f} MiB"
     )
+    command = f"python -m benchmarks.fuzz --messages {given.messages} --seed {given.seed} --write"
+    body = f"{told}. What is let in is a valid record.\n\n{table(['mutation', 'tried', 'let in'], rows)}"
+    text = report("Damaged messages at the codec", command, body, time.perf_counter() - start, load_before)
+    print("\n".join([text, *[*outcome.crashes, *outcome.garbage][:20]]))
+    if given.write:
+        (RESULTS / "fuzz.md").write_text(text)
     return 0 if outcome.passed else 1
 
 

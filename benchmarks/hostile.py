@@ -1,9 +1,10 @@
 """One hostile client of five: accuracy of the common model with the plain mean and with robust ones.
 
-    python -m benchmarks.hostile [--rounds 8] [--seeds 0,1] [--write]
+    python -m benchmarks.hostile [--rounds 8] [--seeds 0,1] [--methods fed3r] [--write]
 
 Embedded digits dealt out evenly. The first client attacks from the first round on: it reverses or inflates its change
-of the weights, trains on wrong labels, or sends the prototypes of other classes in place of its own.
+of the weights, trains on wrong labels, or sends the prototypes of other classes in place of its own. Of class sums and
+second moments, which are sent once, it sends the reverse, or much more of them than it has.
 """
 
 import argparse
@@ -37,8 +38,14 @@ OPTIONS: dict[str, Any] = {
     "set": {"data.holdout": 0},
 }
 RULES = ("none", "median", "trimmed=0.2", "norm-bound=1")
-METHODS: dict[str, dict[str, str]] = {"fedavg": {}, "fedproto_avg": {"inference": "nearest"}}
+METHODS: dict[str, dict[str, str]] = {
+    "fedavg": {},
+    "fedproto_avg": {"inference": "nearest"},
+    "i2pfl": {},
+    "fed3r": {},
+}
 """With settings in which what is attacked decides: prototypes matter most where the nearest one predicts."""
+_ONE_EXCHANGE = ("fed3r",)
 _REVERSED, _INFLATED = -5.0, 20.0
 
 Tamper = Callable[[Any, Any], Any]
@@ -49,6 +56,8 @@ class Attack:
     """What the hostile client does to its labels and to each field of its upload, given what it received."""
 
     name: str
+    methods: frozenset[str]
+    """Who sends what is attacked."""
     tamper: Tamper | None = None
     flips_labels: bool = False
 
@@ -71,13 +80,26 @@ def _swapped(value: Any, _: Any) -> Any:
     return ClassTable(10 * value.rows.roll(1, 0), value.count.roll(1, 0)) if isinstance(value, ClassTable) else value
 
 
-HONEST = Attack("honest")
+def _times(factor: float) -> Tamper:
+    """Class sums and second moments times `factor`, of as many samples as before."""
+
+    def tamper(value: Any, _: Any) -> Any:
+        return ClassTable(factor * value.rows, value.count) if isinstance(value, ClassTable) else value
+
+    return tamper
+
+
+_ALL = frozenset(METHODS)
+_SUMS = frozenset(_ONE_EXCHANGE)
+HONEST = Attack("honest", _ALL)
 ATTACKS = (
     HONEST,
-    Attack(f"sign flip (change x {_REVERSED:g})", _scaled(_REVERSED)),
-    Attack(f"scaled update (change x {_INFLATED:g})", _scaled(_INFLATED)),
-    Attack("label flip", flips_labels=True),
-    Attack("prototype swap", _swapped),
+    Attack(f"sign flip (change x {_REVERSED:g})", _ALL - _SUMS, _scaled(_REVERSED)),
+    Attack(f"scaled update (change x {_INFLATED:g})", _ALL - _SUMS, _scaled(_INFLATED)),
+    Attack("label flip", _ALL - _SUMS, flips_labels=True),
+    Attack("prototype swap", _ALL - {"fedavg"}, _swapped),
+    Attack(f"sums x {_REVERSED:g}", _SUMS, _times(_REVERSED)),
+    Attack(f"sums x {_INFLATED:g}", _SUMS, _times(_INFLATED)),
 )
 
 
@@ -129,6 +151,8 @@ def accuracy(method: str, attack: Attack, rule: str, **options: Any) -> float:
     """Accuracy of the final model on the test set, which is honest."""
     settings = {**OPTIONS["set"], **METHODS.get(method, {})}
     chosen = {**OPTIONS, "method": method, "set": settings, **options, "robust": None if rule == "none" else rule}
+    if method in _ONE_EXCHANGE:
+        chosen["rounds"] = 1
     with tempfile.TemporaryDirectory(prefix="protofed-benchmark-") as temporary:
         folder = RunFolder(Path(temporary) / "run")
         assembly = assemble(make_options(chosen), folder.clients)
@@ -155,11 +179,11 @@ def _last_accuracy(rounds: Iterator[dict[str, Any]]) -> float:
 
 
 def measure(methods: Sequence[str], seeds: Sequence[int], **options: Any) -> dict[tuple[str, str], dict[str, float]]:
-    """Mean accuracy over the seeds, by method and attack, for each rule; prototypes are swapped where there are any."""
+    """Mean accuracy over the seeds, by method and attack, for each rule."""
     measured = {}
     for method in methods:
         for attack in ATTACKS:
-            if attack.tamper is _swapped and method == "fedavg":
+            if method not in attack.methods:
                 continue
             row = {
                 rule: float(np.mean([accuracy(method, attack, rule, seed=seed, **options) for seed in seeds]))
@@ -176,7 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[tuple[str, str], dict[s
     parser.add_argument("--rounds", type=int, default=8, help="rounds of each run (default 8)")
     parser.add_argument("--seeds", default="0,1", help="seeds to average over (default 0,1)")
     parser.add_argument("--methods", default=",".join(METHODS), help=f"default {','.join(METHODS)}")
-    parser.add_argument("--write", action="store_true", help="write the table to benchmarks/results/hostile.md")
+    parser.add_argument("--write", action="store_true", help="write the table to benchmarks/results")
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
     start, load = time.perf_counter(), os.getloadavg()[0]
@@ -186,12 +210,16 @@ def main(arguments: Sequence[str] | None = None) -> dict[tuple[str, str], dict[s
     text = table(["method", "client 1 of 5", "mean", *RULES[1:]], rows)
     print(f"\n{text}")
     if given.write:
-        command = f"python -m benchmarks.hostile --rounds {given.rounds} --seeds {given.seeds} --write"
+        chosen = "" if given.methods == ",".join(METHODS) else f" --methods {given.methods}"
+        command = f"python -m benchmarks.hostile --rounds {given.rounds} --seeds {given.seeds}{chosen} --write"
         told = ", ".join(f"{key} {value}" for key, value in OPTIONS.items() if key != "set")
         own = "; ".join(f"{name} with {key}={value}" for name, each in METHODS.items() for key, value in each.items())
-        what = f"{told}, {given.rounds} rounds; {own}. Accuracy (%) of the final model, mean of seeds {given.seeds}."
+        once = ", ".join(_ONE_EXCHANGE)
+        how = f"{told}, {given.rounds} rounds, one of {once}; {own}"
+        what = f"{how}. Accuracy (%) of the final model, mean of seeds {given.seeds}."
         body = f"{what}\n\n{text}"
-        (RESULTS / "hostile.md").write_text(
+        name = f"hostile_{given.methods.replace(',', '_')}" if chosen else "hostile"
+        (RESULTS / f"{name}.md").write_text(
             report("One hostile client of five", command, body, time.perf_counter() - start, load)
         )
     return measured

@@ -23,6 +23,17 @@ def test_hostile(attack: int, benchmark) -> None:
     assert 0 <= reached <= 1
 
 
+@pytest.mark.parametrize("rule", ["median", "trimmed=0.2", "norm-bound=1"])
+def test_sums_and_second_moments_of_one_client_do_no_harm(rule: str, benchmark) -> None:
+    """What it sends would otherwise decide the head alone."""
+    hostile, small = benchmark("hostile"), {"samples_per_client": 60}
+    honest = hostile.accuracy("fed3r", hostile.HONEST, rule, **small)
+    reversed_sums, inflated = hostile.ATTACKS[-2:]
+    assert hostile.accuracy("fed3r", reversed_sums, "none", **small) < honest - 0.2
+    for attack in (reversed_sums, inflated):
+        assert hostile.accuracy("fed3r", attack, rule, **small) > honest - 0.05
+
+
 def test_an_attack_changes_what_is_averaged(benchmark) -> None:
     hostile = benchmark("hostile")
     small = {"rounds": 2, "samples_per_client": 40}

@@ -1,5 +1,6 @@
 """What the server knows of images that are elsewhere."""
 
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 from protofed.data import Domain, Images
 from protofed.deploy.census import Census, Hello
+from protofed.errors import UserError
 from protofed.runs.assembly import assemble
 from protofed.runs.options import make_options
 
@@ -39,3 +41,51 @@ def test_a_site_has_its_own_images_among_blank_ones(census: Census) -> None:
     with pytest.raises(IndexError, match="1 of 2 positions are outside the training set"):
         dataset.take_train([begin, len(dataset.pooled_labels())])
     assert dataset.domains["south"].train.x.data_ptr() == own.x.data_ptr()
+
+
+def hello(*classes: str) -> Hello:
+    return Hello(version("protofed"), classes, (1, 8, 8), (3,) * len(classes), (1,) * len(classes))
+
+
+HONEST = ("cat", "dog", "owl")
+
+
+def test_one_site_cannot_widen_the_list_of_classes() -> None:
+    """A class that all agree on is among them, so that it is no stranger."""
+    many = hello("cat", *(f"class {k}" for k in range(101)))
+    hellos = {"a": hello(*HONEST), "b": hello(*HONEST[:2]), "c": many}
+    (name, reason), *others = Census.differing(hellos).items()
+    assert not others
+    assert name == "c"
+    assert "101 classes that no other site has (class 0, class 1, " in reason
+    assert "class 20," not in reason
+    with pytest.raises(UserError, match="c has 101 classes"):
+        Census.of(hellos)
+
+
+def test_some_classes_of_its_own_a_site_may_have() -> None:
+    hellos = {"a": hello(*HONEST), "b": hello(*HONEST), "c": hello("cat", *(f"class {k}" for k in range(100)))}
+    assert Census.differing(hellos) == {}
+    assert len(Census.of(hellos).classes) == 103
+
+
+def test_who_shares_many_classes_may_have_as_many_of_its_own() -> None:
+    shared = [f"class {k}" for k in range(300)]
+    hellos = {"a": hello(*shared), "b": hello(*shared), "c": hello(*shared, *(f"own {k}" for k in range(300)))}
+    assert Census.differing(hellos) == {}
+
+
+def test_all_classes_of_a_run_are_bounded() -> None:
+    """Each of them is within its own bound."""
+    shared = [f"class {k}" for k in range(4_000)]
+    hellos = {name: hello(*shared, *(f"{name}{k}" for k in range(3_000))) for name in "abc"}
+    assert set(Census.differing(hellos)) == set(hellos)
+    with pytest.raises(UserError, match="a run have 10000"):
+        Census.of(hellos)
+    with pytest.raises(UserError, match="13999 classes together, a run has at most 10000"):
+        Census.of({name: hello(*(f"{name}{k}" for k in range(6_999)), "cat") for name in "ab"})
+
+
+def test_another_spelling_of_the_others_classes_leaves_that_site_out() -> None:
+    hellos = {"a": hello("cat", "dog"), "b": hello("cat", "dog"), "c": hello("cat", "Dog")}
+    assert list(Census.differing(hellos)) == ["c"]

@@ -379,6 +379,25 @@ def test_garbage_of_a_late_member_does_not_end_the_run(three: Federation) -> Non
     assert run.complete
 
 
+def widening(envelope: bytes, site: Any) -> bytes:
+    """The site's own hello, with a thousand classes of its own in it."""
+    answer = site(envelope)
+    if SiteRequest.from_bytes(envelope).kind != "hello":
+        return bytes(answer)
+    hello = unpack(answer, "site")[0]["hello"]
+    more = [f"class {k} of mine" for k in range(1000)]
+    counts = {part: [*hello[part], *(1 for _ in more)] for part in ("train", "test")}
+    return pack({"hello": {**hello, "classes": [*hello["classes"], *more], **counts}})
+
+
+def test_a_hello_that_widens_the_classes_leaves_that_member_out(three: Federation) -> None:
+    three.between("b", widening)
+    run = three.run("i2pfl", limits=WaitLimits(min_sites=2, round_timeout=5.0, wait=5.0))
+    assert run.complete
+    assert all(line["participants"] == ["a-0", "c-0"] for line in run.rounds)
+    assert "of mine" not in (run.path / "sites.json").read_text()
+
+
 @pytest.mark.parametrize(
     "hello", [b"", b"garbage", pack({"hello": []}), pack({"result": "failed"}), pack({"hello": HELLO})]
 )

@@ -144,7 +144,7 @@ def test_a_key_that_was_revoked_stays_out_and_holds_nobody_up(
 
 def test_nobody_else_reads_what_the_server_keeps(keys: Path, link: SuperLink) -> None:  # noqa: ARG001
     """Among it the token with which the server speaks for the federation."""
-    assert (keys / "server/link/state.db").exists()
+    assert (keys / "server/link/nodes.json").exists()
     for path in (keys, *keys.rglob("*")):
         assert path.stat().st_mode & 0o077 == 0, path
 

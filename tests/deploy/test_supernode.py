@@ -1,12 +1,14 @@
 """How often a node looks for messages."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 
 from protofed.deploy import supernode
-from protofed.deploy.supernode import ShortSleeps, pause_after, poll_until_message, pull_eagerly
+from protofed.deploy.supernode import AnswerInMaking, pause_after, poll_until_message, pull_eagerly
 from protofed.engines.flower import prepare_flower
 
 
@@ -38,18 +40,48 @@ def test_it_looks_until_there_is_a_message(monkeypatch: pytest.MonkeyPatch) -> N
     assert all(later - earlier <= 0.1 * earlier + 0.11 for earlier, later in pairwise(looks))
 
 
+def test_a_question_that_was_held_is_asked_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+
+    def look() -> int | None:
+        nonlocal now
+        now += 2.0  # as long as our SuperLink holds it
+        return 7 if now > 19 else None
+
+    monkeypatch.setattr(supernode.time, "monotonic", lambda: now)
+    monkeypatch.setattr(supernode.time, "sleep", lambda seconds: pytest.fail(f"it slept for {seconds} s"))
+    assert poll_until_message(look, lambda: None)() == 7
+
+
 def test_it_looks_for_the_answer_at_once_and_then_as_often_as_flower(monkeypatch: pytest.MonkeyPatch) -> None:
     now, slept = 0.0, list[float]()
     monkeypatch.setattr(supernode.time, "monotonic", lambda: now)
-    monkeypatch.setattr(supernode.time, "sleep", slept.append)
-    sleeps = ShortSleeps()
-    sleeps.sleep(0.5)
+    answer = AnswerInMaking()
+    monkeypatch.setattr(answer, "_answer", SimpleNamespace(wait=slept.append, clear=lambda: None))
+    answer.sleep(0.5)
     now = 60.0
-    sleeps.sleep(0.5)
-    sleeps.begin()
-    sleeps.sleep(0.5)
+    answer.sleep(0.5)
+    answer.begin()
+    answer.sleep(0.5)
     assert slept == pytest.approx([0.05, 0.5, 0.05])
-    assert sleeps.time() > 0
+    assert answer.time() > 0
+
+
+def test_message_and_answer_wake_who_waits_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supernode, "_SHORTEST", 60.0)
+    answer = AnswerInMaking()
+    with ThreadPoolExecutor() as threads:
+        task = threads.submit(answer.after_message(lambda: "a task"))
+        answer.begin()
+        assert task.result(timeout=30) == "a task"
+        sleeper = threads.submit(answer.sleep, 60.0)
+        assert answer.before_answer(lambda status: status)("done") == "done"
+        sleeper.result(timeout=30)
+
+
+def test_without_a_message_a_task_is_asked_for_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supernode, "_HOLD_SECONDS", 0.01)
+    assert AnswerInMaking().after_message(lambda: None)() is None
 
 
 def test_a_part_that_is_not_there_yet_is_asked_for_again_at_once() -> None:

@@ -129,6 +129,28 @@ def test_second_moments_are_drawn_in_as_a_whole(rule: str) -> None:
     assert torch.allclose(mean, torch.eye(3, dtype=mean.dtype) * 4 / 3)
 
 
+@pytest.mark.parametrize("rule", ["median", "trimmed=0.2", "norm-bound=1"])
+def test_a_second_moment_under_attack_is_still_one(rule: str) -> None:
+    """Four honest sites and one that sends the reverse: no eigenvalue may turn negative, the smallest decides most."""
+    rng = torch.Generator().manual_seed(0)
+    scale = torch.logspace(0, -3, 12)
+    features = [torch.randn(40, 12, generator=rng) * scale for _ in range(5)]
+    grams = [(x.T @ x / len(x)).reshape(1, -1) for x in features]
+    grams[-1] = -5 * grams[-1]
+    found = total(rule, *(Moments(Sum(ClassTable(gram, torch.tensor([40.0])), 40.0)) for gram in grams)).gram
+    mean = (found.rows[0] / found.count).reshape(12, 12)
+    honest = torch.cat(features[:4])
+    smallest = torch.linalg.eigvalsh((honest.T @ honest / len(honest)).double())[0]
+    assert torch.linalg.eigvalsh(mean)[0] > 0.5 * smallest
+
+
+def test_who_is_far_counts_by_the_square_of_it() -> None:
+    """Medians of the distances to the others: 2, 1, 2, 4, and of these 2; so the last one counts a quarter."""
+    sent = [Moments(Sum(ClassTable(torch.tensor([[v]]), torch.tensor([2.0])), 2.0)) for v in (0.0, 1.0, 2.0, 5.0)]
+    found = total("norm-bound=1", *sent).gram
+    assert float(found.rows[0] / found.count) == pytest.approx((0 + 1 + 2 + 5 / 4) / (3 + 1 / 4))
+
+
 def test_types_are_kept() -> None:
     one = upload(torch.ones(2, dtype=torch.float32), torch.ones(1, 2), [1.0])
     assert total("norm-bound=1", one, one).weights.params["w"].dtype == torch.float32

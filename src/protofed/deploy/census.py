@@ -6,7 +6,7 @@ own images in their place, and so both sides prepare the same run.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from typing import Annotated, Any
@@ -17,12 +17,17 @@ from pydantic import Field
 from protofed.clients.wire import Name, checked
 from protofed.data import Dataset, Domain, Images, Normalise
 from protofed.data.labels import alike_classes
+from protofed.data.names import loose_form
 from protofed.errors import BadMessage, UserError
 from protofed.text import printable
 
 log = logging.getLogger("protofed")
 
 _MOST_CLASSES = 10_000
+"""Of one site, and of a run."""
+_MOST_OWN_CLASSES = 100
+"""Classes that one site alone brings into a run, where it does not share as many with the others."""
+_FEW = 10
 _MOST_IMAGES = 10_000_000
 """Of one site, to train and to test: the server counts with a label for each of them."""
 _LONGEST_SIDE = 16_384
@@ -86,10 +91,12 @@ class Census:
         if alike:
             raise UserError(f"{alike[0].text}; give --labels at the sites, or rename the classes there")
         classes = tuple(dict.fromkeys(label for hello in hellos.values() for label in hello.classes))
+        if len(classes) > _MOST_CLASSES:
+            raise UserError(f"the sites have {len(classes)} classes together, a run has at most {_MOST_CLASSES}")
         for name, hello in hellos.items():
             lacking = [label for label in classes if label not in hello.classes]
             if lacking:
-                log.warning("%s has no class %s", name, ", ".join(lacking))
+                log.warning("%s has no class %s", name, _listed(lacking))
         shapes = [hello.image_shape for hello in hellos.values()]
         channels, height, width = (max(sides) for sides in zip(*shapes, strict=True))
         return cls(classes, shape or (channels, height, width), dict(hellos))
@@ -101,7 +108,9 @@ class Census:
         for name, hello in hellos.items():
             try:
                 cls._compare(name, hello)
-                _refuse_stranger(name, hello, [each for other, each in hellos.items() if other != name])
+                others = [each for other, each in hellos.items() if other != name]
+                _refuse_stranger(name, hello, others)
+                _refuse_widening(name, hello, others)
             except UserError as problem:
                 different[name] = printable(str(problem))
         return different
@@ -112,7 +121,7 @@ class Census:
         strange = [label for label in hello.classes if label not in self.classes]
         if strange:
             raise UserError(
-                f"{name} has the class {strange[0]}, the run has {', '.join(self.classes)}; "
+                f"{name} has the class {strange[0]}, the run has {_listed(self.classes)}; "
                 "--labels at the site regroups them"
             )
         return replace(self, sites=dict(sorted({**self.sites, name: hello}.items())))
@@ -162,6 +171,34 @@ def _refuse_stranger(name: str, hello: Hello, others: list[Hello]) -> None:
     known = {label for other in others for label in other.classes}
     if known and not known & set(hello.classes):
         raise UserError(
-            f"{name} has the classes {', '.join(hello.classes)}, and no other site has any of them "
-            f"({', '.join(sorted(known))}); --labels at the site regroups them"
+            f"{name} has the classes {_listed(hello.classes)}, and no other site has any of them "
+            f"({_listed(sorted(known))}); --labels at the site regroups them"
         )
+
+
+def _refuse_widening(name: str, hello: Hello, others: list[Hello]) -> None:
+    """Raise where one site would bring in many classes, or other spellings of the others'.
+
+    Lists are joined by name, and everybody's head has a row for each class. Of two sites nobody can say which is right.
+    """
+    if len(others) < 2:
+        return
+    known = {label for other in others for label in other.classes}
+    own = [label for label in hello.classes if label not in known]
+    most = max(_MOST_OWN_CLASSES, len(hello.classes) - len(own))
+    if len(own) > min(most, max(_MOST_CLASSES - len(known), 0)):
+        raise UserError(
+            f"{name} has {len(own)} classes that no other site has ({_listed(own)}); one site may bring in {most}, "
+            f"and a run have {_MOST_CLASSES}; --labels at the site regroups them, --classes at another names them, too"
+        )
+    forms = {loose_form(label): label for label in known}
+    for label in own:
+        if loose_form(label) in forms:
+            raise UserError(
+                f"{name} has the class {label!r}, the others {forms[loose_form(label)]!r}; --labels at the site "
+                "regroups them"
+            )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:_FEW]) + (f" and {len(names) - _FEW} more" if len(names) > _FEW else "")

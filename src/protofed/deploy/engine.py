@@ -1,7 +1,9 @@
 """The engine of a deployment: a job goes to the site it is about, and AcceptedRounds knows whose uploads counted."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,7 @@ from protofed.clients import (
     decode_result,
     encode_job,
 )
+from protofed.deploy.known_tensors import TensorPart, is_lacking, leave_out, tensor_parts
 from protofed.deploy.masked_round import MaskedRound, UnmaskedRounds
 from protofed.deploy.protocol import RunTerms, SiteRequest
 from protofed.deploy.supernode import pause_after
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
 _LONGEST_PAUSE = 0.5
+_SHORTEST_SECONDS = 5.0
+"""For a job that has to be sent again in the last moment of a round."""
 _NO_MEMBER = "it is no member of the federation any more"
 
 
@@ -100,17 +105,38 @@ class SitesEngine:
         self._grid = grid
         self._accepted = accepted
         self._timeout = timeout
+        self._known: dict[str, frozenset[str]] = {}
+        """Hashes of the tensors in the last job that a site has answered."""
 
     def perform(self, jobs: Sequence[tuple[Job, Message]]) -> Iterator[tuple[Job, Result]]:
         """The results as they come; a site that does not answer in time has failed."""
         members = [(job, message) for job, message in jobs if self._site(job) in self.nodes]
-        messages = [self._address(job, message) for job, message in members]
         for job, _ in jobs:
             if self._site(job) not in self.nodes:
                 yield job, self._failure(job, _NO_MEMBER)
-        for position, reply in send_and_receive(self._grid, messages, self._timeout, _pause):
-            job = members[position][0]
+        deadline = time.monotonic() + self._timeout
+        lacking = yield from self._send(members, self._timeout)
+        if lacking:  # they were restarted, or have answered another server meanwhile
+            yield from self._send(lacking, max(deadline - time.monotonic(), _SHORTEST_SECONDS), whole=True)
+
+    def _send(
+        self, jobs: Sequence[tuple[Job, Message]], timeout: float, whole: bool = False
+    ) -> Generator[tuple[Job, Result], None, list[tuple[Job, Message]]]:
+        """Yields the results as they come; returns jobs whose sites lack tensors that were not sent with them."""
+        blobs = {id(message): message.blob for _, message in jobs}
+        parts = {key: tensor_parts(blob) for key, blob in blobs.items()}
+        messages = [self._address(job, message, parts[id(message)], whole) for job, message in jobs]
+        lacking = []
+        for position, reply in send_and_receive(self._grid, messages, timeout, _pause):
+            job, message = jobs[position]
+            self._known.pop(self._site(job), None)
+            if not whole and not isinstance(reply, Failed) and is_lacking(reply):
+                lacking.append(jobs[position])
+                continue
+            if not isinstance(reply, Failed):
+                self._known[self._site(job)] = frozenset(part.digest for part in parts[id(message)])
             yield job, self._result(job, reply)
+        return lacking
 
     def ask(self, requests: Mapping[str, SiteRequest], timeout: float) -> Iterator[tuple[str, bytes | Failed]]:
         """Send requests other than jobs, by site name; yields the replies as they come."""
@@ -157,9 +183,14 @@ class SitesEngine:
     def close(self) -> None:
         """Nothing: the SuperLink outlives the engine."""
 
-    def _address(self, job: Job, message: Message) -> OutgoingMessage:
-        site = self._site(job)
-        request = SiteRequest("job", self.terms, self._accepted.last(f"{site}-0"), encode_job(job, message))
+    def _address(self, job: Job, message: Message, parts: Sequence[TensorPart], whole: bool) -> OutgoingMessage:
+        site, body = self._site(job), encode_job(job, message)
+        before = len(body) - len(message.blob)
+        placed = [replace(part, start=before + part.start) for part in parts]
+        told: tuple[TensorPart, ...] = tuple(placed)
+        if not whole:
+            body, told = leave_out(body, placed, self._known.get(site, ()))
+        request = SiteRequest("job", self.terms, self._accepted.last(f"{site}-0"), body, told)
         message_type = "train" if isinstance(job, Train) else "evaluate"
         return OutgoingMessage(self.nodes[site], message_type, str(job.round + 1), request.to_bytes())
 

@@ -48,7 +48,7 @@ class SuperLink:
         return self._keys.authority.read_bytes()
 
     def start(self) -> None:
-        """Start the SuperLink; its nodes and messages are remembered from earlier starts."""
+        """Start the SuperLink; its nodes are remembered from earlier starts."""
         opened = make_private(self._keys.folder)
         self._keys.state.mkdir(mode=0o700, exist_ok=True)
         # Before the secret is made anew: a server that is running would be shut out of its own SuperLink.
@@ -64,10 +64,9 @@ class SuperLink:
             "--ssl-ca-certfile": keys.authority,
             "--ssl-certfile": keys.certificate,
             "--ssl-keyfile": keys.private,
-            "--database": state / "state.db",
             "--superexec-auth-secret-file": self._secret_file,
         }
-        command = [*flower_program(superlink), str(self._secret_file)]
+        command = [*flower_program(superlink), str(self._secret_file), str(state / "nodes.json")]
         command += ["--host", self._bind, "--port", str(self._port), "--enable-supernode-auth"]
         command += ["--isolation", "process", "--disable-runtime-dependency-installation"]
         command += [part for option, path in files.items() for part in (option, str(path.resolve()))]

@@ -14,6 +14,7 @@ from protofed.deploy.keys import SiteKeys
 from protofed.deploy.programs import Program, flower_program, free_port, new_secret, wait_for
 from protofed.deploy.supernode import pause_after
 from protofed.errors import UserError
+from protofed.system import FileLock
 
 log = logging.getLogger("protofed")
 
@@ -40,9 +41,12 @@ class SuperNode:
         self._answers = 0
         self._state = state
         self._program: Program | None = None
+        self._lock = FileLock(state / ".lock")
 
     def start(self) -> None:
         """Start the SuperNode; it tries to reach the server until it does."""
+        if self._program is None:
+            self._lock.acquire(f"a site is running with the state in {self._state} already; end it first")
         port = free_port()
         self._answers = 0
         self._address = f"127.0.0.1:{port}"
@@ -69,9 +73,11 @@ class SuperNode:
                     client.close()
                     self._restart(restarts)
                     client = self._connect()
+                asked = time.monotonic()
                 token = self._next_task(client)
-                if token is None:
-                    time.sleep(pause_after(time.monotonic() - last, _LONGEST_PAUSE))
+                if token is None:  # as a rule after two seconds, in which the node has waited for a message
+                    pause = pause_after(time.monotonic() - last, _LONGEST_PAUSE)
+                    time.sleep(max(pause - (time.monotonic() - asked), 0.0))
                 else:
                     restarts = 0
                     self._do_task(token, answer)
@@ -84,6 +90,7 @@ class SuperNode:
         """End the SuperNode."""
         if self._program is not None:
             self._program.end()
+        self._lock.release()
 
     def _connect(self) -> "flower.RuntimeHttpClient":
         return flower.runtime_client(self._address, self._secret, None)

@@ -6,13 +6,15 @@ A site that was restarted, or that comes late, therefore needs nothing but the n
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from protofed.clients import pack, unpack
+from protofed.clients.wire import Count, checked
 from protofed.deploy.census import Census
+from protofed.deploy.known_tensors import TensorPart
 from protofed.errors import BadMessage, UserError
 from protofed.models.pretrained import pretrained_hash
 from protofed.runs.network import NAMED_STARTS
@@ -86,11 +88,14 @@ class SiteRequest:
     accepted: int | None = None
     """The last round in which the server took this site's upload."""
     body: bytes = b""
+    tensors: tuple[TensorPart, ...] = ()
+    """The large tensors of the body; those that the site has are not in it."""
 
     def to_bytes(self) -> bytes:
         """The envelope that is sent."""
         terms = None if self.terms is None else self.terms.as_dict()
-        return pack({"ask": self.kind, "terms": terms, "accepted": self.accepted}, self.body)
+        tensors = [astuple(part) for part in self.tensors]
+        return pack({"ask": self.kind, "terms": terms, "accepted": self.accepted, "tensors": tensors}, self.body)
 
     @classmethod
     def from_bytes(cls, envelope: bytes) -> "SiteRequest":
@@ -100,7 +105,15 @@ class SiteRequest:
         if kind not in _KINDS or not (accepted is None or isinstance(accepted, int)):
             raise BadMessage(f"server: {kind!r} is nothing that a site is asked")
         terms = None if kind == "hello" else RunTerms.read(header.get("terms"), "server")
-        return cls(kind, terms, accepted, body)
+        tensors = checked(_Tensors, {"parts": header.get("tensors", [])}, "server").parts
+        return cls(kind, terms, accepted, body, tuple(TensorPart(*part) for part in tensors))
+
+
+@dataclass(frozen=True)
+class _Tensors:
+    """The parts of a request as they are sent."""
+
+    parts: tuple[tuple[Count, Count, str, bool], ...]
 
 
 def fingerprint(options: Options) -> str | None:

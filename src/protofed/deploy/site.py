@@ -40,6 +40,7 @@ from protofed.clients import (
 from protofed.data import Dataset, Images, ReadOptions, load
 from protofed.deploy.census import Hello
 from protofed.deploy.keys import SiteKeys
+from protofed.deploy.known_tensors import KeptTensors, lacking
 from protofed.deploy.ledger import SiteLedger
 from protofed.deploy.masked_site import MaskedUploads, site_identity
 from protofed.deploy.masked_stages import StageRequest
@@ -137,6 +138,7 @@ class Site:
         self._policy = policy
         self._own = {"weights": weights, "plugin": list(plugins), "device": device, "data": SITES}
         self._run: _SiteRun | None = None
+        self._tensors = KeptTensors()
         self._tell = tell
         make_private(state)
         self._ledger = SiteLedger(state, policy)
@@ -156,7 +158,11 @@ class Site:
         request: SiteRequest | None = None
         try:
             request = SiteRequest.from_bytes(envelope)
-            kind, round, reply = self._reply(request)
+            body = self._tensors.complete(request.body, request.tensors)
+            if body is None:
+                kind, round, reply = "lacking", None, lacking()
+            else:
+                kind, round, reply = self._reply(replace(request, body=body, tensors=()))
             self._policy.check_size(len(reply))
         except (BadMessage, Refused, UserError) as problem:
             kind, round, reply = "refusal", None, encode_result(Failed(str(problem)))

@@ -39,7 +39,7 @@ class Robust(ABC):
     @property
     def for_sums(self) -> "Robust":
         """The rule for sums such as second moments: medians coordinate by coordinate would be moments of nothing."""
-        return NormBound(_DEFAULTS["norm-bound"])
+        return Downweighted(self.reach)
 
     @abstractmethod
     def combine(self, values: Sequence[Pieces]) -> Pieces:
@@ -86,11 +86,6 @@ class NormBound(Robust):
         """The factor."""
         return self.factor
 
-    @property
-    def for_sums(self) -> Robust:
-        """The same: it draws values in as a whole."""
-        return self
-
     def combine(self, values: Sequence[Pieces]) -> Pieces:
         """Scale down values that are too far out, then average."""
         centre = MEDIAN.combine(values)
@@ -98,6 +93,55 @@ class NormBound(Robust):
             None if middle is None or moved is None else middle + moved.mean(0)
             for middle, moved in zip(centre, _stacked(_near(values, centre, self.factor)), strict=True)
         ]
+
+
+@dataclass(frozen=True)
+class Downweighted(Robust):
+    """The mean of values that count the less the farther they are from the others: an average of what clients sent.
+
+    Sums of squares stay so. About a coordinate-wise median they would not, and a matrix whose smallest eigenvalues are
+    wrong decides a regression. A client's distance is the median of those to the other clients. Beyond `factor` times
+    the median client's it counts by the square of how much it is too far, so that who goes farther gains nothing.
+    """
+
+    factor: float
+
+    def combine(self, values: Sequence[Pieces]) -> Pieces:
+        """Weigh the clients, then average."""
+        distances = _distances(values)
+        typical = distances.median()
+        trust = (self.factor * typical / distances.clamp(min=1e-300)).clamp(max=1.0).square()
+        trust = torch.where(distances > 0, trust, 1.0)
+        return [_weighted_mean(pieces, trust) for pieces in zip(*values, strict=True)]
+
+
+def _weighted_mean(pieces: Sequence[Tensor | None], weights: Tensor) -> Tensor | None:
+    held = [(weight, piece) for weight, piece in zip(weights, pieces, strict=True) if piece is not None]
+    if not held:
+        return None
+    total = torch.stack([weight for weight, _ in held]).sum()
+    return torch.stack([weight / total * piece.double() for weight, piece in held]).sum(0)
+
+
+def _distances(values: Sequence[Pieces]) -> Tensor:
+    """How far each client is from the others: the median of its distances to them; 0 where it can not be compared."""
+    return torch.stack(
+        [
+            torch.stack(apart).median() if (apart := _apart(own, values)) else torch.zeros((), dtype=torch.float64)
+            for own in values
+        ]
+    )
+
+
+def _apart(own: Pieces, values: Sequence[Pieces]) -> list[Tensor]:
+    """Distances to the clients that have a piece in common, each a root mean square over what both have."""
+    apart = []
+    for other in values:
+        both = [(a, b) for a, b in zip(own, other, strict=True) if a is not None and b is not None]
+        if other is not own and both:
+            squares = torch.stack([(a.double() - b.double()).square().sum() for a, b in both]).sum()
+            apart.append((squares / sum(a.numel() for a, _ in both)).sqrt())
+    return apart
 
 
 def parse_robust(text: str) -> Robust:
