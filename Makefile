@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 DEMO := runs/demo
 SIDE_BY_SIDE := --numprocesses 2 --dist worksteal
 
-.PHONY: setup demo test test-all lint types bench mutants clean
+.PHONY: setup demo test test-all lint types bench mutants dist clean
 
 # The stamp makes setup idempotent: it is repeated only when what is to be installed has changed.
 setup: $(VENV)/.installed
@@ -39,6 +39,12 @@ bench: setup
 	$(BIN)/python -m benchmarks.suite --write
 	$(BIN)/python -m benchmarks.scaling --write
 	$(BIN)/python -m benchmarks.method_cost --prototypes --alternations 9 --write
+
+# A wheel and a source archive, as docs/releasing.md wants them.
+dist: setup
+	rm -rf build dist
+	$(BIN)/python -m pip install --quiet 'build>=1.2'
+	$(BIN)/python -m build
 
 # By hand, for it takes long. Every mistake of the list has to be noticed by the quick tests.
 mutants: setup

@@ -7,8 +7,9 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import click
 import typer
@@ -45,6 +46,7 @@ app = typer.Typer(
     help="Train on images that several sites hold and may not share, by exchanging prototypes or weights.",
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     # Click has suggestions of its own.
     suggest_commands=False,
 )
@@ -73,8 +75,19 @@ for _panel, _commands in _COMMANDS.items():
 app.add_typer(deploy_app, name="deploy", rich_help_panel="Between institutions")
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"protofed {version('protofed')}")
+        raise typer.Exit
+
+
 @app.callback(invoke_without_command=True)
-def start(context: typer.Context) -> None:
+def start(
+    context: typer.Context,
+    version: Annotated[  # noqa: ARG001  # `_show_version` has acted on it
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="print the version, and end")
+    ] = False,
+) -> None:
     """Train on images that several sites hold and may not share, by exchanging prototypes or weights."""
     if context.invoked_subcommand is None:
         show_first_steps()

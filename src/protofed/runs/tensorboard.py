@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from protofed.errors import UserError
+from protofed.errors import missing_extra
 from protofed.runs.opened import Run
 
 
@@ -15,7 +15,7 @@ class TensorBoard:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
-            raise UserError("tensorboard is not installed; pip install 'protofed[tensorboard]'") from None
+            raise missing_extra("--tensorboard needs tensorboard, which is not installed", "tensorboard") from None
         self._make = SummaryWriter
         self._writers: dict[Path, Any] = {}
 
