@@ -16,6 +16,7 @@ import typer
 
 from protofed.cli.audit import audit_command
 from protofed.cli.compare import compare_command
+from protofed.cli.config import config_command
 from protofed.cli.data import data_command
 from protofed.cli.deploy import deploy_app
 from protofed.cli.embed import embed_command
@@ -66,7 +67,12 @@ _COMMANDS: dict[str, dict[str, Callable[..., Any]]] = {
         "embed": embed_command,
         "audit": audit_command,
     },
-    "Use it": {"evaluate": evaluate_command, "predict": predict_command, "export": export_command},
+    "Use it": {
+        "config": config_command,
+        "evaluate": evaluate_command,
+        "predict": predict_command,
+        "export": export_command,
+    },
     "What there is": {"methods": methods_command, "data": data_command, "models": models_command},
 }
 for _panel, _commands in _COMMANDS.items():

@@ -16,14 +16,19 @@ from protofed.cli.options import (
 )
 from protofed.cli.output import WENT_WRONG, console, followers, report_failures, show_table
 from protofed.cli.progress import ManyRuns
+from protofed.errors import UserError
 from protofed.studies import Comparison, compare
 
 
-@takes_run_options(without=("method", "seed"))
+@takes_run_options(
+    without=("method", "seed"), config=("methods", "seeds", "baseline", "target", "tensorboard", "strict")
+)
 def compare_command(
     *,
     run_options: dict[str, Any],
-    methods: Annotated[list[str], typer.Argument(help="names of methods, or ALL", autocompletion=completion.methods)],
+    methods: Annotated[
+        list[str] | None, typer.Argument(help="names of methods, or ALL", autocompletion=completion.methods)
+    ] = None,
     out: Annotated[str, typer.Option("--out", help="folder of the comparison; finished runs in it are not repeated")],
     seeds: Annotated[str, typer.Option("--seeds", help="for example 0,1,2")] = "0",
     baseline: Annotated[
@@ -44,6 +49,8 @@ def compare_command(
 
     Example: protofed compare fedavg i2pfl --data digits --rounds 10 --seeds 0,1,2 --out my-comparison
     """
+    if not methods:
+        raise UserError("name the methods to compare, for example: protofed compare fedavg i2pfl --out my-comparison")
     with ManyRuns() as progress:
         result = compare(
             methods,

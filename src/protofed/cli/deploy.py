@@ -81,7 +81,8 @@ def revoke_command(
         "engine",
         "workers",
         "ensemble",
-    )
+    ),
+    config=("method", "min_sites", "round_timeout", "wait"),
 )
 def server_command(
     *,

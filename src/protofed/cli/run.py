@@ -7,14 +7,21 @@ from typing import Annotated, Any
 import typer
 
 from protofed.cli import completion
-from protofed.cli.options import QuietOption, StrictOption, TensorBoardOption, options_of, takes_run_options
+from protofed.cli.options import (
+    QuietOption,
+    StrictOption,
+    TensorBoardOption,
+    options_of,
+    over_stored,
+    takes_run_options,
+)
 from protofed.cli.output import ProgressBar, console, exit_code, followers, show_summary
 from protofed.cli.stopping import saying
 from protofed.runs import Run, run
 from protofed.runs.extend import resume_command
 
 
-@takes_run_options(without=("method",))
+@takes_run_options(without=("method",), config=("method", "out", "tensorboard", "strict"))
 def run_command(
     *,
     run_options: dict[str, Any],
@@ -37,9 +44,7 @@ def run_command(
     if method is not None:
         run_options["method"] = method
     if from_ is not None:
-        stored = options_of(from_)
-        settings = [f"{key}={value}" for key, value in stored["set"].items()]
-        run_options = {**stored, **run_options, "set": [*settings, *run_options.get("set", [])]}
+        run_options = over_stored(options_of(from_), run_options)
     progress = ProgressBar()
     begun = _BegunRun()
     callbacks = [begun, *followers(progress, quiet or as_json, tensorboard)]
