@@ -73,7 +73,7 @@ def _show_comparison(result: Comparison) -> None:
     """Tables per view, never mixed, and the costs."""
     console().print()
     for view in result.views():
-        table = result.table(view)
+        table = result.accuracy_table(view)
         if table.rows:
             show_table(table)
             show_table(result.convergence(view))

@@ -9,9 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofed.errors import missing_extra
-
-# Okabe and Ito's colours, which the colour-blind can tell apart, then two more.
-COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#f0e442", "#000000", "#8c564b", "#999999")
+from protofed.pages.drawing import COLOURS
 
 
 def _pyplot() -> Any:
