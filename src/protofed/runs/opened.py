@@ -31,9 +31,9 @@ from protofed.method import At, Method
 from protofed.metrics import KeptPredictions
 from protofed.models import Split, load_weights
 from protofed.models.net import Net
-from protofed.records import ClassTable, Features, Record, decode, decode_file
 from protofed.pages.drawing import Drawing
 from protofed.pages.notebook import frame
+from protofed.records import ClassTable, Features, Record, decode, decode_file
 from protofed.runs.assembly import assemble, reassemble, reopened_options
 from protofed.runs.display import What, draw_run, run_html, run_line, run_rows
 from protofed.runs.older import unsaid_settings
