@@ -15,6 +15,7 @@ from protofed.engines.flower import prepare_flower
 from protofed.explain.plots import draw_curves
 from protofed.guards.accounting import require_opacus
 from protofed.runs.tensorboard import TensorBoard
+from protofed.runs.trackers import MLflow, WandB
 
 ROOT = Path(__file__).parents[2]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -26,6 +27,8 @@ NEEDED: dict[str, Callable[[], object]] = {
     "opacus": require_opacus,
     "tensorboard": TensorBoard,
     "flwr": prepare_flower,
+    "mlflow": MLflow,
+    "wandb": WandB,
 }
 
 

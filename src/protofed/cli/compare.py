@@ -11,8 +11,10 @@ from protofed.cli.options import (
     ShardOption,
     StrictOption,
     TensorBoardOption,
+    TrackOption,
     parse_integers,
     takes_run_options,
+    trackers_of,
 )
 from protofed.cli.output import WENT_WRONG, console, followers, report_failures, show_table
 from protofed.cli.progress import ManyRuns
@@ -21,7 +23,7 @@ from protofed.studies import Comparison, compare
 
 
 @takes_run_options(
-    without=("method", "seed"), config=("methods", "seeds", "baseline", "target", "tensorboard", "strict")
+    without=("method", "seed"), config=("methods", "seeds", "baseline", "target", "track", "tensorboard", "strict")
 )
 def compare_command(
     *,
@@ -40,6 +42,7 @@ def compare_command(
         typer.Option("--target", help="count rounds and bytes up to this accuracy (default: the baseline's average)"),
     ] = None,
     shard: ShardOption = None,
+    track: TrackOption = None,
     tensorboard: TensorBoardOption = False,
     strict: StrictOption = False,
     quiet: QuietOption = False,
@@ -59,7 +62,7 @@ def compare_command(
             target=target,
             shard=shard,
             out=out,
-            callbacks=followers(progress, quiet or as_json, tensorboard),
+            callbacks=followers(progress, quiet or as_json, trackers_of(track, tensorboard)),
             **run_options,
         )
     if as_json:

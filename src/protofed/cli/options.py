@@ -31,8 +31,11 @@ ShardOption = Annotated[
 StrictOption = Annotated[
     bool, typer.Option("--strict", help="exit code 3 where a run ends with a warning about its outcome")
 ]
+TrackOption = Annotated[
+    list[str] | None, typer.Option("--track", metavar="NAME", help="also log to mlflow | tensorboard | wandb; repeat")
+]
 TensorBoardOption = Annotated[
-    bool, typer.Option("--tensorboard", help="also write event files, to tensorboard/ in every run folder")
+    bool, typer.Option("--tensorboard", help="the same as --track tensorboard: event files in every run folder")
 ]
 
 _REPEATED = ("set", "plugin")
@@ -44,6 +47,11 @@ _CONFIG = inspect.Parameter(
         Path | None, typer.Option("--config", help="a TOML file with options; those given here win over it")
     ],
 )
+
+
+def trackers_of(track: list[str] | None, tensorboard: bool) -> list[str]:
+    """Names of trackers, from both ways of giving them."""
+    return [*(track or []), *(["tensorboard"] if tensorboard else [])]
 
 
 def parse_integers(text: str, flag: str = "--seeds") -> list[int]:

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -198,11 +198,11 @@ def report_failures(failures: Sequence[Failure]) -> int:
     return 1 if failures else 0
 
 
-def followers(progress: object, silent: bool, tensorboard: bool) -> list[object]:
-    """The callbacks of a command: what a person sees, and files for TensorBoard."""
-    from protofed.runs.tensorboard import TensorBoard
+def followers(progress: object, silent: bool, trackers: Iterable[str]) -> list[object]:
+    """The callbacks of a command: what a person sees, and trackers of experiments by name."""
+    from protofed.runs.trackers import make_tracker
 
-    return [*([] if silent else [progress]), *([TensorBoard()] if tensorboard else [])]
+    return [*([] if silent else [progress]), *(make_tracker(name) for name in dict.fromkeys(trackers))]
 
 
 def warn_of_time(seconds: float) -> None:

@@ -1,12 +1,13 @@
 """A run as Python shows it: one line, a table with a row per round, curves."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from protofed.errors import UserError, unknown_name
 from protofed.federation.best import shown_loss
 from protofed.pages.drawing import Drawing, line_chart
 from protofed.pages.notebook import notebook_html
+from protofed.runs.figures import figures_of
 from protofed.text import Table, percent, size
 
 if TYPE_CHECKING:
@@ -34,10 +35,7 @@ def run_line(run: "Run") -> str:
 
 def run_rows(run: "Run") -> list[dict[str, Any]]:
     """A row per round with all its figures, such as `accuracy.global.mnist` and `bytes.up.total`."""
-    shown = ("train_loss", "cross_entropy", "accuracy", "validation", "bytes", "samples", "seconds")
-    return [
-        {"round": record["round"], **dict(_figures({key: record.get(key) for key in shown}))} for record in run.rounds
-    ]
+    return [{"round": record["round"], **figures_of(record)} for record in run.rounds]
 
 
 def draw_run(run: "Run", what: What = "accuracy") -> Drawing:
@@ -98,11 +96,3 @@ def _sent(rounds: list[dict[str, Any]]) -> dict[str, list[tuple[float, float]]]:
             total += record["bytes"][way]["total"]
             line.append((record["round"], float(total)))
     return lines
-
-
-def _figures(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in content.items():
-        if isinstance(value, Mapping):
-            yield from _figures(value, f"{prefix}{key}.")
-        elif not isinstance(value, list):
-            yield f"{prefix}{key}", value
