@@ -25,6 +25,9 @@ DataRootOption = Annotated[str | None, typer.Option("--data-root", help="where d
 MovedDataOption = Annotated[
     str | None, typer.Option("--data-root", help="a folder that has the run's images now, under the name they had")
 ]
+TrainingImagesOption = Annotated[
+    bool, typer.Option("--with-training-images", help="put pictures of training images on the page, not to be sent")
+]
 ShardOption = Annotated[
     str | None, typer.Option("--shard", metavar="K/N", help="do the K-th of N parts; machines share --out")
 ]

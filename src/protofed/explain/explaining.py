@@ -202,10 +202,15 @@ class _ExplanationFolder:
             "tables": [table.as_dict() for table in tables(content).values()],
         }
 
-    def _items(self, content: Mapping[str, Any]) -> list[dict[str, str]]:
+    def _items(self, content: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The pictures that the report of the run shows: of each image that of the strongest prototypes."""
-        shown = [
-            {"image": image["pictures"][0], "caption": ": ".join(filter(None, (image["name"], image["label"])))}
+        patches = any(self._sources.values())  # pieces of the clients' training images, beside the prototypes
+        shown: list[dict[str, Any]] = [
+            {
+                "image": image["pictures"][0],
+                "caption": ": ".join(filter(None, (image["name"], image["label"]))),
+                "training_images": patches,
+            }
             for image in content["images"]
         ]
         curves = content["faithfulness"]["pictures"] if content["faithfulness"] else []

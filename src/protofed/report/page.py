@@ -24,11 +24,11 @@ class Live(NamedTuple):
     can_stop: bool
 
 
-def render(content: ReportContent, live: Live | None = None) -> str:
-    """The whole page."""
+def render(content: ReportContent, live: Live | None = None, with_training_images: bool = False) -> str:
+    """The whole page; pictures of training images are left out unless they are asked for."""
     data = chart_data(content)
     order = {entry["name"]: index for index, entry in enumerate(data["methods"])}
-    sections = [*results(content, order), *pictures(content), *about(content)]
+    sections = [*results(content, order), *pictures(content, with_training_images), *about(content)]
     main = tag(
         "main",
         _headline(content),

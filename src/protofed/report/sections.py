@@ -298,10 +298,10 @@ def _partition(group: MethodGroup, _index: int, _order: Mapping[str, int]) -> Ht
     return join([scroll(table, title), *(tag("p", note, class_="small") for note in notes)])
 
 
-def pictures(content: ReportContent) -> Iterator[Section]:
+def pictures(content: ReportContent, with_training_images: bool) -> Iterator[Section]:
     """What other commands left in the run folders."""
     by_name: dict[str, list[Gallery]] = {}
-    for each in galleries(content.all_runs):
+    for each in galleries(content.all_runs, with_training_images):
         by_name.setdefault(each.name, []).append(each)
     for name, listed in by_name.items():
         yield Section(name, listed[0].title, join(_gallery(each) for each in listed))
@@ -311,14 +311,21 @@ def _gallery(shown: Gallery) -> Html:
     parts: list[object] = [tag("h3", shown.run)]
     if shown.text:
         parts.append(tag("p", shown.text))
+    if shown.verdicts:
+        parts.append(tag("ul", *(tag("li", verdict) for verdict in shown.verdicts)))
     parts += [
         plain_table(table.title, table.columns, [[as_text(cell) for cell in row] for row in table.rows])
         for table in shown.tables
     ]
     if shown.pictures:
         parts.append(gallery(picture(each.source, each.caption) for each in shown.pictures))
+    if shown.of_training_images:
+        pictures = "1 picture" if shown.of_training_images == 1 else f"{shown.of_training_images} pictures"
+        text = f"{pictures} of training images left out, so that this page can be sent."
+        parts.append(tag("p", text, class_="small"))
     if shown.left_out:
-        parts.append(tag("p", f"{shown.left_out} more pictures are in the run folder.", class_="small"))
+        more = "1 more picture is" if shown.left_out == 1 else f"{shown.left_out} more pictures are"
+        parts.append(tag("p", f"{more} in the run folder.", class_="small"))
     return join(parts)
 
 
