@@ -74,7 +74,7 @@ def test_a_run_and_one_that_is_not_complete(tiny_run, tmp_path: Path) -> None:
     (half / "rounds.jsonl").write_text("".join(lines[:2]) + lines[2][:40])
     page = text_of(render(read(half)))
     assert "after 2 of 3 rounds" in page
-    assert "nobody is at it now" in page
+    assert "not running now" in page
     assert f"protofed run --resume --out {half}" in page
     (half / "rounds.jsonl").write_text("")
     assert "Nothing is finished yet" in render(read(half))

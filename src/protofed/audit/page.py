@@ -7,12 +7,13 @@ from typing import Any
 from protofed.audit.findings import audit_tables
 from protofed.pages.elements import gallery, picture, plain_table, png_source
 from protofed.pages.markup import Html, document, tag
+from protofed.text import counted
 
 
 def audit_page(content: Mapping[str, Any], folder: Path, with_training_images: bool) -> str:
     """The page for the content of audit.json, whose pictures are in `folder`."""
     run = content["run"]
-    subtitle = f"seed {run['seed']}, after {run['rounds']} rounds; attacked: {', '.join(content['clients'])}"
+    subtitle = f"seed {run['seed']}, after {counted(run['rounds'], 'round')}; attacked: {', '.join(content['clients'])}"
     header = tag("header", tag("h1", content["title"]), tag("p", subtitle, class_="subtitle"))
     verdicts = tag("section", tag("ul", *(tag("li", text) for text in content["verdicts"])), aria_label="Verdicts")
     tables = [
@@ -35,8 +36,8 @@ def _pictures(content: Mapping[str, Any], folder: Path, shown: bool) -> Html:
         return Html("")
     if not shown:
         text = (
-            f"{len(content['items'])} pictures with training images and what was rebuilt of them are in the folder of "
-            "the audit, and not on this page, so that it can be sent; --with-training-images puts them here."
+            f"{counted(len(content['items']), 'picture')} with training images and what was rebuilt of them: in the "
+            "folder of the audit, not on this page, so that it can be sent. --with-training-images puts them here."
         )
         return tag("section", tag("h2", "Pictures"), tag("p", text))
     pictures = [

@@ -9,6 +9,7 @@ import typer
 from protofed.cli.output import console, percent
 from protofed.inference.changed import FORGOTTEN
 from protofed.inference.forget import forget
+from protofed.text import counted
 
 
 def forget_command(
@@ -31,7 +32,8 @@ def forget_command(
         return
     view = None if result.accuracy is None else result.accuracy["global"]
     scored = "" if view is None else f", accuracy {percent(view['average'])} %"
+    remain = counted(len(result.left), "site")
     console().print(
-        f"{client} and its {result.images} images are out of the result{scored}; {len(result.left)} sites remain; "
+        f"{client} and its {counted(result.images, 'image')} are out of the result{scored}; {remain} left; "
         f"{FORGOTTEN} in {out} says what was removed and what cannot be"
     )

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
 _LONGEST_PAUSE = 0.5
-_NO_MEMBER = "it is no member of the federation any more"
+_NO_MEMBER = "it is no longer a member of the federation"
 
 
 class AcceptedRounds:

@@ -9,6 +9,7 @@ from protofed.pages.drawing import ShownPicture
 from protofed.pages.elements import picture, png_source
 from protofed.pages.markup import tag
 from protofed.pages.notebook import frame
+from protofed.text import counted
 
 
 class Explanations(dict[str, Any]):
@@ -47,7 +48,8 @@ class Explanations(dict[str, Any]):
         return ShownPicture(png, f"what the models see in {chosen['name']}")
 
     def __repr__(self) -> str:
-        return f"<Explanations of {len(self['images'])} images by {', '.join(self['clients'])} in {str(self.path)!r}>"
+        images = counted(len(self["images"]), "image")
+        return f"<Explanations of {images} by {', '.join(self['clients'])} in {str(self.path)!r}>"
 
     def _repr_html_(self) -> str:
         shown = [

@@ -41,7 +41,7 @@ def refuse_what_is_no_sum(host: OpenRun) -> None:
     """Raise where the run's uploads were not simply added up as sites remember them."""
     context = host.context
     if context.robust is not None:
-        raise UserError(f"robust={host.run.options['robust']} is no sum, so nobody's part can be told apart in it")
+        raise UserError(f"robust={host.run.options['robust']} gives no sum, so nobody's part can be told apart in it")
     if context.max_share is not None:
         raise UserError("max_share cuts weights by those of all, so nobody's part can be told apart in the sum")
     if context.guard.noisy or context.guard.quantise:

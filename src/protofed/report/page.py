@@ -14,7 +14,7 @@ from protofed.report.commands import resume
 from protofed.report.content import ReportContent, ReportedRun
 from protofed.report.sections import Section, about, pictures, results
 from protofed.report.wording import headline
-from protofed.text import duration
+from protofed.text import counted, duration
 
 
 class Live(NamedTuple):
@@ -81,9 +81,9 @@ def _subtitle(content: ReportContent) -> str:
     clients = len(config["partition"]["clients"])
     seeds = sorted({run.seed for run in runs})
     texts = [
-        f"{len(runs)} runs" if len(runs) > 1 else "1 run",
-        f"{clients} clients ({config['partition']['protocol']})" if clients > 1 else "1 client",
-        f"{runs[0].planned_rounds} rounds",
+        counted(len(runs), "run"),
+        counted(clients, "client") + (f" ({config['partition']['protocol']})" if clients > 1 else ""),
+        counted(runs[0].planned_rounds, "round"),
         f"{config['model']['name']}",
         f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}",
     ]
@@ -140,9 +140,9 @@ def _progress(content: ReportContent, live: Live | None) -> Html:
 def _rounds_done(run: ReportedRun) -> str:
     done = f"{len(run.rounds)} of {run.planned_rounds} rounds"
     if run.lock_holder is None:
-        return f"{done}, nobody is at it now"
+        return f"{done}, not running now"
     if not run.rounds:
-        return f"{done}, begun"
+        return f"{done}, just started"
     last = run.rounds[-5:]
     left = (run.planned_rounds - len(run.rounds)) * sum(record["seconds"]["total"] for record in last) / len(last)
     return f"{done}, about {duration(left)} left"

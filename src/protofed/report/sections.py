@@ -24,7 +24,7 @@ from protofed.report.curves import measures, series
 from protofed.report.galleries import Gallery, galleries
 from protofed.report.metrics_section import metrics_section
 from protofed.report.wording import view_title
-from protofed.text import duration, percent, size
+from protofed.text import counted, duration, percent, size
 
 _MOST_CLIENTS = 60
 """Rows of the partition that are drawn."""
@@ -183,8 +183,8 @@ def _significance(group: MethodGroup, index: int, order: Mapping[str, int]) -> H
     if not parts:
         return tag("p", "A test needs two seeds or more: add some with --seeds 0,1,2.")
     note = (
-        "Paired t-tests over the same seeds, corrected after Holm for the number of methods. An interval that crosses "
-        "zero means that these seeds cannot tell the two apart."
+        "Paired t-tests over the same seeds, corrected by Holm's method for the number of methods. An interval that "
+        "crosses zero means that these seeds cannot tell the two apart."
     )
     return join([*parts, tag("p", note, class_="small")])
 
@@ -320,8 +320,8 @@ def _gallery(shown: Gallery) -> Html:
     if shown.pictures:
         parts.append(gallery(picture(each.source, each.caption) for each in shown.pictures))
     if shown.of_training_images:
-        pictures = "1 picture" if shown.of_training_images == 1 else f"{shown.of_training_images} pictures"
-        text = f"{pictures} of training images left out, so that this page can be sent."
+        left_out = counted(shown.of_training_images, "picture")
+        text = f"{left_out} of training images left out, so that this page can be sent."
         parts.append(tag("p", text, class_="small"))
     if shown.left_out:
         more = "1 more picture is" if shown.left_out == 1 else f"{shown.left_out} more pictures are"

@@ -169,7 +169,7 @@ class Comparison:
             "# Comparison",
             f"Seeds {seeds}; accuracy in %: mean of the last 5 evaluated rounds, averaged over seeds. `vs "
             f"{content['baseline']}` is the mean difference over the same seeds, p that of a paired t-test, corrected "
-            "after Holm for the number of methods in the table. `chance` is what always saying a test set's most "
+            "by Holm's method for the number of methods in the table. `chance` is what always saying a test set's most "
             "frequent class would reach.",
         ]
         if content["missing"]:
