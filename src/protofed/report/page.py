@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from functools import cache
 from importlib.metadata import version
 from importlib.resources import files
@@ -86,13 +87,21 @@ def _subtitle(content: ReportContent) -> str:
         counted(runs[0].planned_rounds, "round"),
         f"{config['model']['name']}",
         f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}",
+        today(),
     ]
     return " · ".join(texts)
+
+
+def today() -> str:
+    """The date of a page, as it is written everywhere."""
+    now = datetime.now()
+    return f"{now.day} {now:%B %Y}"
 
 
 def _headline(content: ReportContent) -> Html:
     first, *others = headline(content)
     parts: list[Html] = [tag("p", first, class_="lead"), *(tag("p", sentence) for sentence in others)]
+    parts += [tag("p", remark, class_="note") for remark in content.remarks]
     missing = [line for group in content.groups for line in group.missing]
     if missing:
         title = f"Not complete: {missing[0]}" if len(missing) == 1 else f"Not complete: {len(missing)} runs are missing"

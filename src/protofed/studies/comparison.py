@@ -150,16 +150,8 @@ class Comparison:
         return [f"{entry['method']}, seed {entry['seed']}: {entry['reason']}" for entry in self.content["missing"]]
 
     def views(self) -> tuple[View, ...]:
-        """The views that differ: with global models and a client per domain both are the same."""
-        methods = self.content["methods"].values()
-        same = all(
-            entry["kind"] == "global"
-            and entry["global"]
-            and entry["personal"]
-            and entry["global"]["per_domain"] == entry["personal"]["per_domain"]
-            for entry in methods
-        )
-        return VIEWS[:1] if methods and same else VIEWS
+        """The views that differ."""
+        return differing_views(self.content["methods"])
 
     def markdown(self) -> str:
         """comparison.md."""
@@ -190,6 +182,18 @@ class Comparison:
     def _views_of_methods(self, view: View) -> dict[str, ComparedView]:
         entries = {name: entry[view] for name, entry in self.content["methods"].items()}
         return {name: entry for name, entry in entries.items() if entry is not None}
+
+
+def differing_views(methods: Mapping[str, ComparedMethod]) -> tuple[View, ...]:
+    """The views that differ: with global models and a client per domain both are the same."""
+    same = all(
+        entry["kind"] == "global"
+        and entry["global"]
+        and entry["personal"]
+        and entry["global"]["per_domain"] == entry["personal"]["per_domain"]
+        for entry in methods.values()
+    )
+    return VIEWS[:1] if methods and same else VIEWS
 
 
 def summarise(
