@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 DEMO := runs/demo
 SIDE_BY_SIDE := --numprocesses 2 --dist worksteal
 
-.PHONY: setup demo test test-all lint types bench mutants clean
+.PHONY: setup demo test test-all lint types bench mutants docs dist clean
 
 # The stamp makes setup idempotent: it is repeated only when what is to be installed has changed.
 setup: $(VENV)/.installed
@@ -40,9 +40,21 @@ bench: setup
 	$(BIN)/python -m benchmarks.scaling --write
 	$(BIN)/python -m benchmarks.method_cost --prototypes --alternations 9 --write
 
+# The site in site/: the same markdown with search, and pages of a small comparison that is run for it.
+docs: setup
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/python docs/make_site.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+# A wheel and a source archive, as docs/releasing.md wants them.
+dist: setup
+	rm -rf build dist
+	$(BIN)/python -m pip install --quiet 'build>=1.2'
+	$(BIN)/python -m build
+
 # By hand, for it takes long. Every mistake of the list has to be noticed by the quick tests.
 mutants: setup
 	$(BIN)/python -m mutants --workers 2 --write
 
 clean:
-	rm -rf $(VENV) runs build dist
+	rm -rf $(VENV) runs build dist site

@@ -7,7 +7,7 @@ from protofed.method import At, Method, Plan, Step, knob
 from protofed.models.net import Net
 from protofed.records import ClassTable, Each, Mean, Record, Sum, Weights
 from protofed.registry import register
-from protofed.runs import Run, run
+from protofed.runs import Run, read_config, run
 from protofed.studies import Comparison, Sweep, compare, sweep
 
 __version__ = version("protofed")
@@ -31,6 +31,7 @@ __all__ = [
     "__version__",
     "compare",
     "knob",
+    "read_config",
     "register",
     "run",
     "sweep",

@@ -26,3 +26,8 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> UserError:
     close = difflib.get_close_matches(name, names, n=3)
     hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(names)}"
     return UserError(f"unknown {kind} {name!r}; {hint}")
+
+
+def missing_extra(what: str, extra: str) -> UserError:
+    """The error where an optional package is not installed: what needs it, and the extra that brings it."""
+    return UserError(f"{what}; pip install 'protofed[{extra}]'")

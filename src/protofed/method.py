@@ -370,13 +370,13 @@ class Method(Generic[U]):
         """The server's state as if `at.client`, whose memory this is, had never sent anything; the others remain as
         `at.participants`.
         """
-        raise UserError("its state is no sum over clients, so nobody's part can be taken out of it")
+        raise UserError("its state is not a sum over clients, so nobody's part can be taken out of it")
 
     def include(self, server: Any, memory: Any, at: At) -> Record:
         """The server's state as if `at.client`, whose memory this is, had sent its part with the others; all of them
         are `at.participants`.
         """
-        raise UserError("its state is no sum over clients, so nothing can be added to it")
+        raise UserError("its state is not a sum over clients, so nothing can be added to it")
 
     def memory_of(self, upload: Any, like: Any) -> Record:
         """What a client remembers that has sent this upload, a record such as `like`; for `forget` and `include` where

@@ -1,5 +1,7 @@
 """The audit: what it attacks, what its figures mean, and that it tells a leak from none."""
 
+import base64
+import html
 import json
 
 import pytest
@@ -16,6 +18,7 @@ from protofed.audit.victim import SENT_MODEL
 from protofed.cli import main
 from protofed.errors import UserError
 from protofed.records import decode
+from protofed.report import write_report
 
 SMALL = {"image_size": 12, "model": "resnet10", "set": {"model.width": 4, "proto_pass": "extra_eval"}}
 
@@ -116,6 +119,17 @@ def test_verdicts_on_features(share, rms, word):
     figures = {"below_risk_line": share, "class_mean_below_risk_line": 0.0, "rms": rms, "class_mean_rms": 0.25}
     assert of_features("layer1", figures, True).startswith(word)
     assert "did not travel" in of_features("layer1", figures, False)
+
+
+def test_verdict_and_reason_agree():
+    """A high share below the risk line is no finding where the class mean has a higher one, and the verdict says so."""
+    alike = {"below_risk_line": 0.3, "class_mean_below_risk_line": 0.75, "rms": 0.12, "class_mean_rms": 0.09}
+    said = of_features("pool", alike, True)
+    assert said.startswith("Nothing found")
+    assert "30% come within 0.1, of class means 75%" in said
+    # Some images are given away although the mean distance is no better.
+    some = {"below_risk_line": 0.3, "class_mean_below_risk_line": 0.1, "rms": 0.25, "class_mean_rms": 0.25}
+    assert of_features("pool", some, True).startswith("At risk: some images")
 
 
 def test_verdicts_on_prototypes_and_members():
@@ -238,3 +252,33 @@ def test_inception_pools_the_mean_beside_its_convolutions():
     expected = torch.zeros(5, 5)
     expected[1:4, 1:4] = 1.0
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
+
+
+def test_no_training_image_is_on_a_page_unless_it_is_asked_for(tiny_run):
+    run = tiny_run("fedproto_avg", keep_messages=True)
+    told = []
+    content = audit(run.path, steps=5, clients="a-0", tell=told.append)
+    pictures = [(run.path / "audit" / item["image"]).read_bytes() for item in content["items"]]
+    assert pictures
+    inside = [base64.b64encode(png).decode() for png in pictures]
+    own_page = (run.path / "audit" / "index.html").read_text()
+    report = write_report(run.path).read_text()
+    for page in (own_page, report):
+        assert not any(png in page for png in inside)
+        assert html.escape(content["verdicts"][0]) in page
+        assert "class mean: &lt; 0.1" in page
+        assert "training images" in page
+    assert all(png in write_report(run.path, with_training_images=True).read_text() for png in inside)
+    audit(run.path, steps=5, clients="a-0", with_training_images=True)
+    shown = (run.path / "audit" / "index.html").read_text()
+    assert all(base64.b64encode(png).decode() in shown for png in pictures)
+    assert "Send it to nobody" in shown
+    assert told == ["attacking a-0 (1 of 1)"]
+
+
+def test_a_long_attack_says_how_far_it_is(images, monkeypatch):
+    monkeypatch.setattr("protofed.audit.decoder._SILENCE", 0.0)
+    told = []
+    train_decoder(images, images, Effort(steps=4), 5, "a", progress=lambda step, left: told.append((step, left)))
+    assert [step for step, _ in told][-1] == 3
+    assert all(left >= 0 for _, left in told)

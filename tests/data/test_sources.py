@@ -153,7 +153,7 @@ def test_usps_h5_needs_its_package(tmp_path, monkeypatch):
     (tmp_path / "usps").mkdir()
     (tmp_path / "usps/usps.h5").write_bytes(b"")
     monkeypatch.setitem(sys.modules, "h5py", None)
-    refused("usps", tmp_path, "pip install h5py", "usps.t.bz2")
+    refused("usps", tmp_path, "pip install 'protofed[data]'", "usps.t.bz2")
 
 
 def test_usps_h5_layout(tmp_path, monkeypatch):

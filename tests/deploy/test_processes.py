@@ -176,6 +176,6 @@ def test_a_revoked_site_is_shut_out(deployment: Any) -> None:
     revoke(federation.keys, "optdigits")
     assert federation.wait("server", SECONDS) == 0, federation.log("server")
     reasons = [event["reason"] for line in protofed.Run(federation.out).rounds for event in line["events"]]
-    assert "it is no member of the federation any more" in reasons
+    assert "it is no longer a member of the federation" in reasons
     sent = [json.loads(line) for line in (federation.state("optdigits") / "sent.jsonl").read_text().splitlines()]
     assert max(line["round"] or 0 for line in sent) < 4

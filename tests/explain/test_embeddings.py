@@ -33,6 +33,34 @@ def test_scores_tell_separation_and_mixing() -> None:
     assert mixing(apart, y, np.zeros(120, dtype=int)) is None
 
 
+@pytest.mark.parametrize("gap", [0.0, 2.0, 4.0])
+def test_mixing_does_not_depend_on_the_number_of_images(gap: float) -> None:
+    """A score of nearest neighbours would say 1 as soon as the neighbourhood is the whole class."""
+    rng = np.random.default_rng(0)
+
+    def score(each: int) -> float:
+        domain = np.arange(2 * each) % 2
+        h = rng.normal(size=(2 * each, 3))
+        h[:, 0] += gap * domain
+        value = mixing(h, np.zeros(2 * each, dtype=int), domain)
+        assert value is not None
+        return value
+
+    few, many = np.mean([score(4) for _ in range(300)]), np.mean([score(60) for _ in range(5)])
+    assert few == pytest.approx(many, abs=0.06)  # three standard errors of the mean of 300
+    assert many == pytest.approx(1.0, abs=0.03) if gap == 0 else many < 0.9
+
+
+def test_mixing_by_hand() -> None:
+    """Points at 0, 1 (one domain) and 3, 4 (the other) of a class, and one at 2 of the first domain."""
+    h, domain = np.array([[0.0], [1.0], [2.0], [3.0], [4.0]]), np.array([0, 0, 0, 1, 1])
+    # 0: own 1, 2, others 3, 4: none nearer. 1: own 1, 1, others 2, 3: none. 2: own 2, 1, others 1, 2: of four pairs one
+    # is nearer and two are equal. 3: own 1, others 3, 2, 1: one equal. 4: own 1, others 4, 3, 2: none.
+    expected = 2 * (0 + 0 + (1 + 2 / 2) / 4 + (1 / 2) / 3 + 0) / 5
+    assert mixing(h, np.zeros(5, dtype=int), domain) == pytest.approx(expected)
+    assert mixing(h[[0, 3]], np.zeros(2, dtype=int), domain[[0, 3]]) is None, "nobody has company of its own domain"
+
+
 def test_hausdorff_distance() -> None:
     one, other = np.array([[0.0, 0.0], [1.0, 0.0]]), np.array([[0.0, 0.0], [4.0, 0.0]])
     assert hausdorff_distance(one, other) == 3.0

@@ -149,5 +149,5 @@ def test_the_state_of_a_deployed_site_is_handed_over_to_be_forgotten(tiny_run: A
         forget(run.path, "a-0", out=tmp_path / "other")
     forget(run.path, "a-0", out=tmp_path / "other", state=kept)
     assert torch.equal(head_in(tmp_path / "other"), head_in(tmp_path / "left"))
-    with pytest.raises(UserError, match="no state of a site"):
+    with pytest.raises(UserError, match="not the state of a site"):
         forget(run.path, "a-0", out=tmp_path / "third", state=run.path / "run.json")

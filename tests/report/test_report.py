@@ -2,10 +2,12 @@
 
 import ast
 import base64
+import html
 import json
 import re
 import shlex
 import shutil
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ import pytest
 import protofed
 from protofed.cli import main
 from protofed.errors import UserError
+from protofed.registry import find_method
 from protofed.report import read, render, write_report
 from protofed.report.commands import command
 from protofed.report.wording import headline
@@ -74,7 +77,7 @@ def test_a_run_and_one_that_is_not_complete(tiny_run, tmp_path: Path) -> None:
     (half / "rounds.jsonl").write_text("".join(lines[:2]) + lines[2][:40])
     page = text_of(render(read(half)))
     assert "after 2 of 3 rounds" in page
-    assert "nobody is at it now" in page
+    assert "not running now" in page
     assert f"protofed run --resume --out {half}" in page
     (half / "rounds.jsonl").write_text("")
     assert "Nothing is finished yet" in render(read(half))
@@ -177,3 +180,43 @@ def test_reading_trains_nothing() -> None:
                 if parts[:2] in (["protofed", "runs"], ["protofed", "studies"]):
                     assert len(parts) > 2
                     assert parts[2] not in forbidden
+
+
+def test_a_run_says_nothing_twice(tiny_run) -> None:
+    """One method, one seed: no words about seeds and the best, no chart that another one is, both views merged."""
+    page = text_of(render(read(tiny_run("fedavg").path)))
+    for absent in ("lines span the seeds", "is bold", "standard deviation", "Mean over seeds", "sent until then"):
+        assert absent not in page
+    assert "Accuracy of the server" in page
+    assert "Accuracy of the model each client would use" not in page
+
+
+def test_a_comparison_keeps_what_a_run_leaves_out(compared: Path) -> None:
+    page = text_of(render(read(compared)))
+    assert "lines span the seeds" in page
+    assert "the best of each column is bold" in page
+
+
+def test_a_line_on_each_method_the_date_and_notes(compared: Path, tmp_path: Path) -> None:
+    page = text_of(write_report(compared, tmp_path / "page.html", notes=["Compare <this>", "and that"]).read_text())
+    assert "Methods of this page" in page
+    for name in read(compared).groups[0].methods:
+        assert html.escape(find_method(name).paper) in page
+    assert str(datetime.now().year) in page
+    assert "Compare &lt;this&gt;" in page
+    assert "and that" in page
+
+
+def test_a_sweep_is_a_page(tmp_path: Path, tiny_data: str) -> None:
+    options = {"model": "mlp", "rounds": 1, "batch": 8, "engine": "loop", "set": {"model.hidden": 8}}
+    over = {"mu": [0.01, 0.1], "lr": [0.01, 0.1]}
+    swept = protofed.sweep("fedprox", over, data=tiny_data, out=tmp_path / "swept", **options)
+    page = write_report(swept.path, notes=["first look"]).read_text()
+    assert page.count("<svg") == 2, "a chart for each hyper-parameter"
+    for row in swept.table().rows:
+        assert all(f">{cell}</td>" in page or f">{cell}</th>" in page for cell in row)
+    assert "first look" in page
+    assert "The winner on test data" in page
+    (swept.path / "sweep.json").write_text("[]")
+    with pytest.raises(UserError, match="damaged"):
+        write_report(swept.path)

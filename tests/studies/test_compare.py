@@ -168,12 +168,12 @@ def test_results(compare, tmp_path: Path) -> None:
     # Views do not mix: a method without a global model has no row there.
     assert content["methods"]["fedproto"]["global"] is None
     assert content["methods"]["fedproto"]["personal"]["test"]["tests"] == 2
-    table = result.table("global")
+    table = result.accuracy_table("global")
     assert [row[0] for row in table.rows] == ["fedavg", "fedproto_avg", "chance"]
     assert [row[table.columns.index("paper")] for row in table.rows] == ["50.00", "60.00", "-"]
     # Four classes, equally many test images of each in every domain.
     assert table.rows[-1][1:5] == ["25.00", "25.00", "25.00", "25.00"]
-    table = result.table("personal")
+    table = result.accuracy_table("personal")
     assert len(table.rows) == 4
     assert "paper" not in table.columns
     assert "Personal view" in (tmp_path / "cmp" / "comparison.md").read_text()
@@ -193,7 +193,7 @@ def test_held_out_domains_count_apart(compare) -> None:
     assert list(view["per_domain"]) == ["a", "c"]
     assert list(view["held_out"]) == ["b"]
     assert view["worst_domain"]["names"][0] in "ac"
-    assert "b (held out)" in result.table("global").columns
+    assert "b (held out)" in result.accuracy_table("global").columns
 
 
 def test_clients_without_domains(compare) -> None:
@@ -201,7 +201,7 @@ def test_clients_without_domains(compare) -> None:
     view = result.content["methods"]["fedproto"]["personal"]
     assert view["per_domain"] == {}
     assert len(view["per_client"]) == 3
-    assert "worst client" in result.table("personal").columns
+    assert "worst client" in result.accuracy_table("personal").columns
 
 
 def test_settings_for_one_method_and_variants(compare, tmp_path: Path) -> None:

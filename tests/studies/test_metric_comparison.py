@@ -76,7 +76,7 @@ def test_tables_and_markdown(compared: Comparison) -> None:
     assert any(f"{100 * mean:.2f} [" in cell for cell in table.rows[1])
     text = (compared.path / "comparison.md").read_text()
     assert "AUC (%) of the final models, global view" in text
-    assert "Accuracy" in compared.table("global").title, "what was there stays"
+    assert "Accuracy" in compared.accuracy_table("global").title, "what was there stays"
 
 
 def test_another_metric_needs_no_new_runs(compared: Comparison, noisy_data: str) -> None:

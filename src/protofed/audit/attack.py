@@ -1,6 +1,7 @@
 """Every attack on one client: images rebuilt from features and prototypes, and membership."""
 
 import io
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -59,15 +60,29 @@ class AttackResults:
     pictures: list[_AttackPicture] = field(default_factory=list)
 
 
-def attack_client(victim: Victim, options: AttackOptions, extractor: Extractor, results: AttackResults) -> None:
-    """Attack one client in every way; the figures go to `results`."""
-    _ClientAttack(victim, options, extractor, results).run()
+def attack_client(
+    victim: Victim,
+    options: AttackOptions,
+    extractor: Extractor,
+    results: AttackResults,
+    tell: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Attack one client in every way; the figures go to `results`, what takes long is announced to `tell`."""
+    _ClientAttack(victim, options, extractor, results, tell).run()
 
 
 class _ClientAttack:
     """All attacks on one client; targets at the same stage share a decoder."""
 
-    def __init__(self, victim: Victim, options: AttackOptions, extractor: Extractor, results: AttackResults) -> None:
+    def __init__(
+        self,
+        victim: Victim,
+        options: AttackOptions,
+        extractor: Extractor,
+        results: AttackResults,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._tell = tell
         self._victim = victim
         self._options = options
         self._extractor = extractor
@@ -126,7 +141,7 @@ class _ClientAttack:
 
     def _decoder(self, stage: str, sent: SentRows | None) -> TrainedDecoder:
         if stage not in self._decoders:
-            self._decoders[stage] = train_stage_decoder(self._victim, stage, sent, self._options.effort)
+            self._decoders[stage] = train_stage_decoder(self._victim, stage, sent, self._options.effort, self._tell)
         return self._decoders[stage]
 
     def _rebuild_features(self, stage: str, sent: SentRows | None) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 from protofed.audit.attack import AttackOptions, AttackResults, attack_client
 from protofed.audit.decoder import Effort
 from protofed.audit.extractor import make_extractor
-from protofed.audit.findings import audit_content, audit_markdown
+from protofed.audit.findings import audit_content, audit_markdown, audit_tables
 from protofed.audit.moments import second_moment_in
+from protofed.audit.page import audit_page
 from protofed.audit.victim import make_victim, rows_in
 from protofed.clients import RunContext
 from protofed.errors import UserError, unknown_name
@@ -29,12 +30,14 @@ def audit(
     inception: str | Path | None = None,
     out: str | Path | None = None,
     data_root: str | Path | None = None,
+    with_training_images: bool = False,
     tell: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Attack what a complete run sent, and write audit.json, audit.md and pictures to `out`, by default RUN/audit.
+    """Attack what a complete run sent; audit.json, audit.md, a page and pictures go to `out`, by default RUN/audit.
 
     `clients` are attacked, by default the first of every domain, at most four. `stages` are attacked whether or not
-    their features were sent; `all` means every one.
+    their features were sent; `all` means every one. The pictures show training images: the page has them only
+    `with_training_images`. `tell` gets a line for every step of the work.
     """
     if steps < 1:
         raise UserError(f"steps={steps} is not valid: a decoder needs at least one step")
@@ -49,24 +52,26 @@ def audit(
         extractor = make_extractor(None if inception is None else Path(inception))
         victims = [make_victim(opened, client) for client in _selected_clients(context, split_names(clients) or [])]
         results = AttackResults()
-        for victim in victims:
-            tell(f"attacking {victim.client}")
-            attack_client(victim, options, extractor, results)
+        for number, victim in enumerate(victims, start=1):
+            tell(f"attacking {victim.client} ({number} of {len(victims)})")
+            attack_client(victim, options, extractor, results, tell)
     summary = opened.run.summary
     content = {
         "title": f"What {summary['method']} on {context.dataset.name} leaks",
         "run": {key: summary[key] for key in ("method", "data", "seed", "rounds")},
         **audit_content(victims, options, extractor, results, single_images(opened)),
     }
-    _write(opened.run.path / "audit" if out is None else Path(out), content, results)
+    content["tables"] = [table.as_dict() for table in audit_tables(content)]
+    _write(opened.run.path / "audit" if out is None else Path(out), content, results, with_training_images)
     return content
 
 
-def _write(folder: Path, content: dict[str, Any], results: AttackResults) -> None:
+def _write(folder: Path, content: dict[str, Any], results: AttackResults, with_training_images: bool) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for picture in results.pictures:
         write_atomically(folder / picture.file, picture.png)
     write_atomically(folder / "audit.md", audit_markdown(content).encode())
+    write_atomically(folder / "index.html", audit_page(content, folder, with_training_images).encode())
     write_atomically(folder / "audit.json", json.dumps(content, indent=2, allow_nan=False).encode() + b"\n")
 
 

@@ -3,6 +3,8 @@
 Zhou et al., FedMP, 2025, attack with transposed convolutions and the squared error of pixels; their number is not said.
 """
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import log2
 
@@ -15,6 +17,8 @@ from protofed.seeding import generator, stable_seed
 
 _SMALLEST_SIDE = 7
 _NARROWEST, _WIDEST = 32, 512
+_SILENCE = 5.0
+"""Seconds after which a person wants to know how far it is."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +69,18 @@ class Decoder(nn.Module):
         return torch.sigmoid(pixels)
 
 
-def train_decoder(features: Tensor, images: Tensor, effort: Effort, seed: int, *keys: object) -> Decoder:
-    """A decoder for pairs of features [n, ...] and images [n, C, H, W] in [0, 1]; `keys` say whose and of what."""
+def train_decoder(
+    features: Tensor,
+    images: Tensor,
+    effort: Effort,
+    seed: int,
+    *keys: object,
+    progress: Callable[[int, float], None] = lambda _step, _seconds_left: None,
+) -> Decoder:
+    """A decoder for pairs of features [n, ...] and images [n, C, H, W] in [0, 1]; `keys` say whose and of what.
+
+    `progress` is called every few seconds, with the steps done and the estimated seconds left.
+    """
     channels, height, width = images.shape[1:]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stable_seed(seed, "audit decoder", *keys))
@@ -74,7 +88,11 @@ def train_decoder(features: Tensor, images: Tensor, effort: Effort, seed: int, *
     optimizer = torch.optim.Adam(decoder.parameters(), effort.lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, effort.steps)
     rng = generator(seed, "audit batches", *keys)
-    for _ in range(effort.steps):
+    begun = told = time.monotonic()
+    for step in range(effort.steps):
+        if step and (now := time.monotonic()) - told > _SILENCE:
+            told = now
+            progress(step, (now - begun) / step * (effort.steps - step))
         pick = torch.randint(len(images), (min(effort.batch, 2 * len(images)),), generator=rng)
         optimizer.zero_grad()
         F.mse_loss(decoder(features[pick]), images[pick]).backward()  # type: ignore[no-untyped-call]

@@ -20,13 +20,15 @@ _FIGURES = (
     ("rms", "mean RMS", "{:.4f}"),
     ("psnr", "PSNR", "{:.1f}"),
     ("below_risk_line", "RMS < 0.1", "{:.1%}"),
-    ("class_mean_rms", "RMS of class mean", "{:.4f}"),
+    ("class_mean_rms", "class mean: RMS", "{:.4f}"),
+    ("class_mean_below_risk_line", "class mean: < 0.1", "{:.1%}"),
 )
 _PROTOTYPE_FIGURES = (
     ("prototypes", "number", "{:.0f}"),
     ("rms_to_nearest", "RMS to nearest image", "{:.4f}"),
-    ("rms_of_class_mean_to_nearest", "by the class mean", "{:.4f}"),
     ("below_risk_line", "RMS < 0.1", "{:.1%}"),
+    ("rms_of_class_mean_to_nearest", "class mean: RMS", "{:.4f}"),
+    ("class_mean_below_risk_line", "class mean: < 0.1", "{:.1%}"),
 )
 
 
@@ -41,7 +43,9 @@ def audit_content(
     reconstruction, prototypes = _reconstruction(results), _prototypes(results)
     membership = _membership(results)
     return {
-        "items": [{"image": picture.file, "caption": picture.caption} for picture in results.pictures],
+        "items": [
+            {"image": picture.file, "caption": picture.caption, "training_images": True} for picture in results.pictures
+        ],
         "clients": [victim.client for victim in victims],
         "messages": _kept_messages(victims),
         "model": victims[0].model_source,

@@ -1,6 +1,6 @@
 """Rebuilding images from what a client sent, by a decoder that has seen the attacker's half of its images."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
 from typing import Any, NamedTuple
@@ -14,6 +14,7 @@ from protofed.audit.extractor import Extractor
 from protofed.audit.membership import distances
 from protofed.audit.metrics import psnr, rms_distance, ssim, ssim_of_whole
 from protofed.audit.victim import SentRows, Victim
+from protofed.text import duration
 
 RISK = 0.1
 """Root mean square distance below which an image counts as given away (Carlini et al., 2023)."""
@@ -45,7 +46,13 @@ class TrainedDecoder:
     """Positions of the images behind the embeddings that were sent."""
 
 
-def train_stage_decoder(victim: Victim, stage: str, sent: SentRows | None, effort: Effort) -> TrainedDecoder:
+def train_stage_decoder(
+    victim: Victim,
+    stage: str,
+    sent: SentRows | None,
+    effort: Effort,
+    tell: Callable[[str], None] = lambda _: None,
+) -> TrainedDecoder:
     """Train the decoder on the attacker's half: what the model makes of its images, and what was sent of them."""
     pixels, features = victim.pixels, victim.features(victim.members, stage)
     known, shown = features[victim.attacker], pixels[victim.attacker]
@@ -55,7 +62,11 @@ def train_stage_decoder(victim: Victim, stage: str, sent: SentRows | None, effor
         originals = victim.originals_of(sent, features)
         own = torch.isin(originals, victim.attacker)
         known, shown = torch.cat([known, sent.rows[own]]), torch.cat([shown, pixels[originals[own]]])
-    decoder = train_decoder(known, shown, effort, victim.context.seed, victim.client, stage)
+
+    def progress(step: int, seconds_left: float) -> None:
+        tell(f"  decoder for stage {stage}: {step} of {effort.steps} steps, about {duration(seconds_left)} left")
+
+    decoder = train_decoder(known, shown, effort, victim.context.seed, victim.client, stage, progress=progress)
     return TrainedDecoder(victim, stage, features, decoder, _class_means(victim, pixels), sent, originals)
 
 

@@ -14,30 +14,46 @@ _BETTER = 0.95
 def of_features(stage: str, figures: Mapping[str, Any], sent: bool) -> str:
     """Embeddings of single samples."""
     what = f"features of stage {stage}" + ("" if sent else " (which did not travel in this run)")
-    line = f"within {RISK:g} RMS of the original"
-    share, guess = figures["below_risk_line"], figures["class_mean_below_risk_line"]
-    distance = f"RMS {figures['rms']:.3f} on average against {figures['class_mean_rms']:.3f} of a class mean"
-    if share > guess and figures["rms"] < _BETTER * figures["class_mean_rms"]:
-        return f"At risk: from {what} {share:.0%} of unseen images were rebuilt {line} ({distance})."
-    if figures["rms"] < _BETTER * figures["class_mean_rms"]:
-        return (
-            f"Some leakage: images rebuilt from {what} are nearer to the originals than their class alone tells, but "
-            f"no more of them ({share:.0%}) come {line} than by guessing the class mean ({distance})."
-        )
-    return f"Nothing found: images rebuilt from {what} are no nearer to the originals than class means ({distance})."
+    near, guess = figures["rms"], figures["class_mean_rms"]
+    distance = f"RMS {near:.3f} to the original on average, {guess:.3f} by guessing the class mean"
+    reason = f"{distance}; {_shares(figures)}"
+    nearer, more = near < _BETTER * guess, _more_given_away(figures)
+    if nearer and more:
+        return f"At risk: images rebuilt from {what} come close to the originals ({reason})."
+    if more:
+        return f"At risk: some images rebuilt from {what} come close to the originals, though most do not ({reason})."
+    if nearer:
+        return f"Some leakage: images rebuilt from {what} show more than their class alone tells ({reason})."
+    return f"Nothing found: images rebuilt from {what} are no nearer to the originals than class means ({reason})."
 
 
 def of_prototypes(field: str, figures: Mapping[str, Any]) -> str:
     """Class means and cluster centres."""
     near, guess = figures["rms_to_nearest"], figures["rms_of_class_mean_to_nearest"]
     distance = f"RMS {near:.3f} to the nearest training image, {guess:.3f} by guessing the class mean"
+    reason = f"{distance}; {_shares(figures)}"
     fewest = figures["fewest_samples_behind_one"]
     single = "" if fewest is None or fewest > 1 else " One of them stands for a single sample and is its embedding."
-    if near < _BETTER * guess and figures["below_risk_line"] > figures["class_mean_below_risk_line"]:
-        return f"At risk: the prototypes {field}, rebuilt, come close to single training images ({distance}).{single}"
-    if near < _BETTER * guess:
-        return f"Some leakage: the prototypes {field} show more than the class mean does ({distance}).{single}"
-    return f"Nothing found: the prototypes {field} show no image better than the class mean does ({distance}).{single}"
+    nearer, more = near < _BETTER * guess, _more_given_away(figures)
+    if more:
+        some = "" if nearer else "some of "
+        return (
+            f"At risk: {some}the prototypes {field}, rebuilt, come close to single training images ({reason}).{single}"
+        )
+    if nearer:
+        return f"Some leakage: the prototypes {field} show more than the class mean does ({reason}).{single}"
+    return f"Nothing found: the prototypes {field} show no image better than the class mean does ({reason}).{single}"
+
+
+def _more_given_away(figures: Mapping[str, Any]) -> bool:
+    """Whether more come within the risk line than the label alone would bring there."""
+    return bool(figures["below_risk_line"] > figures["class_mean_below_risk_line"])
+
+
+def _shares(figures: Mapping[str, Any]) -> str:
+    """Both shares: images that are alike come within the line of their class mean, which gives nothing away."""
+    share, guess = figures["below_risk_line"], figures["class_mean_below_risk_line"]
+    return f"{share:.0%} come within {RISK:g}, of class means {guess:.0%}"
 
 
 def of_single_images(clients: Mapping[str, list[str]]) -> list[str]:

@@ -7,14 +7,16 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import click
 import typer
 
 from protofed.cli.audit import audit_command
 from protofed.cli.compare import compare_command
+from protofed.cli.config import config_command
 from protofed.cli.data import data_command
 from protofed.cli.deploy import deploy_app
 from protofed.cli.embed import embed_command
@@ -45,6 +47,7 @@ app = typer.Typer(
     help="Train on images that several sites hold and may not share, by exchanging prototypes or weights.",
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     # Click has suggestions of its own.
     suggest_commands=False,
 )
@@ -64,7 +67,12 @@ _COMMANDS: dict[str, dict[str, Callable[..., Any]]] = {
         "embed": embed_command,
         "audit": audit_command,
     },
-    "Use it": {"evaluate": evaluate_command, "predict": predict_command, "export": export_command},
+    "Use it": {
+        "config": config_command,
+        "evaluate": evaluate_command,
+        "predict": predict_command,
+        "export": export_command,
+    },
     "What there is": {"methods": methods_command, "data": data_command, "models": models_command},
 }
 for _panel, _commands in _COMMANDS.items():
@@ -73,8 +81,19 @@ for _panel, _commands in _COMMANDS.items():
 app.add_typer(deploy_app, name="deploy", rich_help_panel="Between institutions")
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"protofed {version('protofed')}")
+        raise typer.Exit
+
+
 @app.callback(invoke_without_command=True)
-def start(context: typer.Context) -> None:
+def start(
+    context: typer.Context,
+    version: Annotated[  # noqa: ARG001  # `_show_version` has acted on it
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="print the version, and end")
+    ] = False,
+) -> None:
     """Train on images that several sites hold and may not share, by exchanging prototypes or weights."""
     if context.invoked_subcommand is None:
         show_first_steps()

@@ -9,7 +9,7 @@ import typer
 from protofed.audit import Effort
 from protofed.audit.audit import audit
 from protofed.audit.findings import audit_tables
-from protofed.cli.options import MovedDataOption, QuietOption
+from protofed.cli.options import MovedDataOption, QuietOption, TrainingImagesOption
 from protofed.cli.output import console, show_table
 
 
@@ -26,6 +26,7 @@ def audit_command(
         Path | None, typer.Option("--inception", help="weights of Inception-v3, for a FID; without: FID-like")
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="where the findings go (default: RUN/audit)")] = None,
+    with_training_images: TrainingImagesOption = False,
     data_root: MovedDataOption = None,
     quiet: QuietOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="print audit.json, and nothing else")] = False,
@@ -43,6 +44,7 @@ def audit_command(
         inception=inception,
         out=out,
         data_root=data_root,
+        with_training_images=with_training_images,
         tell=(lambda _: None) if silent else (lambda text: console().print(text)),
     )
     if as_json:
@@ -52,4 +54,5 @@ def audit_command(
             show_table(table)
         for verdict in content["verdicts"]:
             console().print(f"- {verdict}")
-        console().print(f"written to {run / 'audit' if out is None else out}")
+        folder = run / "audit" if out is None else out
+        console().print(f"written to {folder}; {folder / 'index.html'} is a page of it", soft_wrap=True)

@@ -11,19 +11,26 @@ from protofed.cli.options import (
     ShardOption,
     StrictOption,
     TensorBoardOption,
+    TrackOption,
     parse_integers,
     takes_run_options,
+    trackers_of,
 )
 from protofed.cli.output import WENT_WRONG, console, followers, report_failures, show_table
 from protofed.cli.progress import ManyRuns
+from protofed.errors import UserError
 from protofed.studies import Comparison, compare
 
 
-@takes_run_options(without=("method", "seed"))
+@takes_run_options(
+    without=("method", "seed"), config=("methods", "seeds", "baseline", "target", "track", "tensorboard", "strict")
+)
 def compare_command(
     *,
     run_options: dict[str, Any],
-    methods: Annotated[list[str], typer.Argument(help="names of methods, or ALL", autocompletion=completion.methods)],
+    methods: Annotated[
+        list[str] | None, typer.Argument(help="names of methods, or ALL", autocompletion=completion.methods)
+    ] = None,
     out: Annotated[str, typer.Option("--out", help="folder of the comparison; finished runs in it are not repeated")],
     seeds: Annotated[str, typer.Option("--seeds", help="for example 0,1,2")] = "0",
     baseline: Annotated[
@@ -35,6 +42,7 @@ def compare_command(
         typer.Option("--target", help="count rounds and bytes up to this accuracy (default: the baseline's average)"),
     ] = None,
     shard: ShardOption = None,
+    track: TrackOption = None,
     tensorboard: TensorBoardOption = False,
     strict: StrictOption = False,
     quiet: QuietOption = False,
@@ -44,6 +52,8 @@ def compare_command(
 
     Example: protofed compare fedavg i2pfl --data digits --rounds 10 --seeds 0,1,2 --out my-comparison
     """
+    if not methods:
+        raise UserError("name the methods to compare, for example: protofed compare fedavg i2pfl --out my-comparison")
     with ManyRuns() as progress:
         result = compare(
             methods,
@@ -52,7 +62,7 @@ def compare_command(
             target=target,
             shard=shard,
             out=out,
-            callbacks=followers(progress, quiet or as_json, tensorboard),
+            callbacks=followers(progress, quiet or as_json, trackers_of(track, tensorboard)),
             **run_options,
         )
     if as_json:
@@ -66,7 +76,7 @@ def _show_comparison(result: Comparison) -> None:
     """Tables per view, never mixed, and the costs."""
     console().print()
     for view in result.views():
-        table = result.table(view)
+        table = result.accuracy_table(view)
         if table.rows:
             show_table(table)
             show_table(result.convergence(view))

@@ -60,7 +60,7 @@ def revoke_command(
     from protofed.deploy.keys import revoke
 
     revoke(keys, site)
-    console().print(f"{site} is no member any more")
+    console().print(f"{site} is no longer a member")
 
 
 @deploy_app.command("server")
@@ -81,7 +81,8 @@ def revoke_command(
         "engine",
         "workers",
         "ensemble",
-    )
+    ),
+    config=("method", "min_sites", "round_timeout", "wait"),
 )
 def server_command(
     *,
@@ -198,7 +199,7 @@ def status_command(
         print(json.dumps([{"site": node.name, "online": node.online, "since": node.since} for node in nodes]))
         return
     rows = [[node.name, "yes" if node.online else "no", node.since or "never"] for node in nodes]
-    show_table(Table("Members of the federation", ["site", "connected", "last seen coming"], rows, numeric=False))
+    show_table(Table("Members of the federation", ["site", "connected", "last connected"], rows, numeric=False))
 
 
 def _tell(line: str) -> None:

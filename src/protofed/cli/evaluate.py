@@ -11,7 +11,7 @@ from protofed.cli.metric_tables import confusion_table
 from protofed.cli.options import DataRootOption, ModelOfOption
 from protofed.cli.output import percent, show_table
 from protofed.metrics import METRICS, main_metric
-from protofed.text import Table, interval, split_names
+from protofed.text import Table, counted, interval, split_names
 
 _MOST_CLASSES = 12
 """Of a confusion matrix in a terminal; --json has them all."""
@@ -64,7 +64,7 @@ def _show(content: Mapping[str, Any]) -> None:
         ]
         for name, scores in models.items()
     ]
-    title = f"{content['images']} images of {content['data']} ({content['part']}), in %"
+    title = f"{counted(content['images'], 'image')} of {content['data']} ({content['part']}), in %"
     columns = ["model", *(METRICS[name].title for name in names), f"95 % interval of {main_metric(classes).title}"]
     show_table(Table(title, columns, rows))
     for name, scores in models.items() if len(classes) <= _MOST_CLASSES else ():

@@ -9,6 +9,7 @@ import typer
 from protofed.cli.output import console, percent
 from protofed.inference.changed import FORGOTTEN
 from protofed.inference.forget import forget
+from protofed.text import counted
 
 
 def forget_command(
@@ -45,7 +46,8 @@ def forget_command(
 def _show(record: dict[str, Any], accuracy: Any, place: Path) -> None:
     view = None if accuracy is None else accuracy["global"]
     scored = "" if view is None or view["average"] is None else f", accuracy {percent(view['average'])} %"
+    remain = counted(len(record["left"]), "site")
     console().print(
-        f"{record['client']} and its {record['images']} images are out of the result{scored}; {len(record['left'])} "
-        f"sites remain; {FORGOTTEN} in {place} says what was removed and what cannot be"
+        f"{record['client']} and its {counted(record['images'], 'image')} are out of the result{scored}; {remain} left; "
+        f"{FORGOTTEN} in {place} says what was removed and what cannot be"
     )

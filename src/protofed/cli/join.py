@@ -11,6 +11,7 @@ from protofed.cli.output import console, percent, size
 from protofed.inference.addition import AdditionResult
 from protofed.inference.join import DEFAULT_ROUNDS, JoinRound, join
 from protofed.runs import Options
+from protofed.text import counted
 
 _OWN = (
     "data_root",
@@ -79,12 +80,14 @@ def join_command(
         return
     if isinstance(result, AdditionResult):
         console().print(
-            f"{result.client} and its {result.images} images are in the result, which is a sum over "
+            f"{result.client} and its {counted(result.images, 'image')} are in the result, which is a sum over "
             f"{len(result.sites)} sites; sent {size(result.up)} up; written to {out}"
         )
         return
     sent = f"{size(content['bytes']['up'])} up and {size(content['bytes']['down'])} down"
-    when = f"reached after {result.reached} rounds" if result.reached else f"not reached in {len(result.rounds)} rounds"
+    when = f"not reached in {counted(len(result.rounds), 'round')}"
+    if result.reached:
+        when = f"reached after {counted(result.reached, 'round')}"
     console().print(
         f"{result.client} began with {result.start}; the others' {percent(result.target)} % were {when}, "
         f"sent {sent}; written to {out}"

@@ -2,17 +2,19 @@
 
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from protofed.cli import completion
 from protofed.errors import UserError
 from protofed.runs import Options
+from protofed.runs.config_file import options_to_repeat, read_config
 
 QuietOption = Annotated[bool, typer.Option("--quiet", help="say nothing but warnings")]
 JsonOption = Annotated[bool, typer.Option("--json", help="for machines")]
@@ -23,17 +25,36 @@ DataRootOption = Annotated[str | None, typer.Option("--data-root", help="where d
 MovedDataOption = Annotated[
     str | None, typer.Option("--data-root", help="a folder that has the run's images now, under the name they had")
 ]
+TrainingImagesOption = Annotated[
+    bool, typer.Option("--with-training-images", help="put pictures of training images on the page, not to be sent")
+]
 ShardOption = Annotated[
     str | None, typer.Option("--shard", metavar="K/N", help="do the K-th of N parts; machines share --out")
 ]
 StrictOption = Annotated[
     bool, typer.Option("--strict", help="exit code 3 where a run ends with a warning about its outcome")
 ]
+TrackOption = Annotated[
+    list[str] | None, typer.Option("--track", metavar="NAME", help="also log to mlflow | tensorboard | wandb; repeat")
+]
 TensorBoardOption = Annotated[
-    bool, typer.Option("--tensorboard", help="also write event files, to tensorboard/ in every run folder")
+    bool, typer.Option("--tensorboard", help="the same as --track tensorboard: event files in every run folder")
 ]
 
 _REPEATED = ("set", "plugin")
+_CONFIG = inspect.Parameter(
+    "config",
+    inspect.Parameter.KEYWORD_ONLY,
+    default=None,
+    annotation=Annotated[
+        Path | None, typer.Option("--config", help="a TOML file with options; those given here win over it")
+    ],
+)
+
+
+def trackers_of(track: list[str] | None, tensorboard: bool) -> list[str]:
+    """Names of trackers, from both ways of giving them."""
+    return [*(track or []), *(["tensorboard"] if tensorboard else [])]
 
 
 def parse_integers(text: str, flag: str = "--seeds") -> list[int]:
@@ -44,21 +65,34 @@ def parse_integers(text: str, flag: str = "--seeds") -> list[int]:
         raise UserError(f"{flag} takes whole numbers separated by commas, not {text!r}") from None
 
 
-def takes_run_options(without: tuple[str, ...] = ()) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorator: the command gets every option of a run, and receives those the user gave as the dict `run_options`."""
+def takes_run_options(
+    without: tuple[str, ...] = (), config: tuple[str, ...] | None = None
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator: the command gets every option of a run, and receives those the user gave as the dict `run_options`.
+
+    Where `config` is given, it also gets --config: a file of these options and of the command's own that are named.
+    """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         names = [name for name in Options.model_fields if name not in without]
 
         @wraps(command)
         def with_options(**values: Any) -> Any:
-            run_options = {name: values.pop(name) for name in names}
-            return command(
-                run_options={name: value for name, value in run_options.items() if value not in (None, [])}, **values
-            )
+            given = {name: values.pop(name) for name in names}
+            run_options = {name: value for name, value in given.items() if value not in (None, [])}
+            if config is not None and (path := values.pop("config")) is not None:
+                content = read_config(path, [*names, *config])
+                for entry in own:
+                    if entry.name in config and entry.name in content:
+                        stored = _own_value(path, entry, content.pop(entry.name))
+                        if values[entry.name] in (entry.default, []):
+                            values[entry.name] = stored
+                run_options = over_stored(content, run_options)
+            return command(run_options=run_options, **values)
 
         own = [entry for entry in inspect.signature(command).parameters.values() if entry.name != "run_options"]
-        parameters = [*own, *(_parameter(name, Options.model_fields[name]) for name in names)]
+        beside = [] if config is None else [_CONFIG]
+        parameters = [*own, *beside, *(_parameter(name, Options.model_fields[name]) for name in names)]
         with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         with_options.__annotations__ = {entry.name: entry.annotation for entry in parameters}
         return with_options
@@ -66,22 +100,30 @@ def takes_run_options(without: tuple[str, ...] = ()) -> Callable[[Callable[..., 
     return decorate
 
 
+def over_stored(stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Stored options, and over them those of the command line; settings are joined key by key."""
+    settings = [f"{key}={value}" for key, value in stored.get("set", {}).items()]
+    return {**stored, **given, "set": [*settings, *given.get("set", [])]}
+
+
 def options_of(run_json: Path) -> dict[str, Any]:
     """The options stored in a run.json, to run it again."""
     try:
-        described = json.loads(run_json.read_text())
-        stored = dict(described["options"])
-        # A relative path means something else from another folder.
-        place = described["data"].get("place") or {}
-        if place.get("path") and Path(place["path"]).exists():
-            stored["data"] = place["path"]
-        if stored["engine"] == "auto" and described["engine"]["name"] == "vmap":
-            stored["engine"] = "vmap"  # the one choice of `auto` on which the last bits depend
-    except FileNotFoundError:
-        raise UserError(f"no such file: {run_json}; --from takes the run.json of an earlier run") from None
+        return options_to_repeat(json.loads(run_json.read_text()))
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(f"no such file: {run_json}; give the run.json of an earlier run") from None
     except (ValueError, KeyError, TypeError, IsADirectoryError):
         raise UserError(f"{run_json} is not the run.json of a run") from None
-    return stored
+
+
+def _own_value(path: Path, entry: inspect.Parameter, value: Any) -> Any:
+    """A value of a file for an option of the command itself; lists where the command line has commas."""
+    if isinstance(value, list) and "list" not in str(entry.annotation):
+        value = ",".join(map(str, value))
+    try:
+        return TypeAdapter(entry.annotation).validate_python(value)
+    except ValidationError:
+        raise UserError(f"{path}: {entry.name}={value} is not valid") from None
 
 
 def _tab(name: str) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -16,7 +16,7 @@ from protofed.federation.chance import at_chance
 from protofed.guards import promise_in_words
 from protofed.runs import Run
 from protofed.studies.schedule import Failure
-from protofed.text import Table, duration
+from protofed.text import Table, counted, duration
 from protofed.text import percent as percent
 from protofed.text import size as size
 
@@ -114,7 +114,8 @@ class ProgressBar:
             self._task = self._bar.add_task(title, total=self._rounds, completed=rounds_done, status="")
             self._bar.start()
         else:
-            print(f"{title}: {self._rounds} rounds, {len(config['partition']['clients'])} clients", flush=True)
+            clients = counted(len(config["partition"]["clients"]), "client")
+            print(f"{title}: {counted(self._rounds, 'round')}, {clients}", flush=True)
 
     def round_end(self, run: Run, record: dict[str, Any]) -> None:
         """Loss, average accuracy and bytes so far."""
@@ -172,10 +173,10 @@ def show_summary(run: Run) -> None:
         judged = f"validation accuracy {percent(best['score'])} %" if best["by"] == "validation" else "training loss"
         console().print(f"best round: {best['round']}, by {judged}; it is kept for --model-of best")
     if summary["status"] == "flat":
-        console().print(f"stopped after {summary['rounds']} of {run.planned_rounds} rounds: it became no better")
+        console().print(f"stopped after {summary['rounds']} of {run.planned_rounds} rounds: it had stopped improving")
     total = {way: size(summary["bytes"][way]["total"]) for way in ("up", "down")}
     console().print(
-        f"{summary['rounds']} rounds in {summary['seconds']['total']:.1f} s, sent {total['up']} up and "
+        f"{counted(summary['rounds'], 'round')} in {summary['seconds']['total']:.1f} s, sent {total['up']} up and "
         f"{total['down']} down; written to {run.path}"
     )
     if "privacy" in summary:
@@ -198,11 +199,11 @@ def report_failures(failures: Sequence[Failure]) -> int:
     return 1 if failures else 0
 
 
-def followers(progress: object, silent: bool, tensorboard: bool) -> list[object]:
-    """The callbacks of a command: what a person sees, and files for TensorBoard."""
-    from protofed.runs.tensorboard import TensorBoard
+def followers(progress: object, silent: bool, trackers: Iterable[str]) -> list[object]:
+    """The callbacks of a command: what a person sees, and trackers of experiments by name."""
+    from protofed.runs.trackers import make_tracker
 
-    return [*([] if silent else [progress]), *([TensorBoard()] if tensorboard else [])]
+    return [*([] if silent else [progress]), *(make_tracker(name) for name in dict.fromkeys(trackers))]
 
 
 def warn_of_time(seconds: float) -> None:

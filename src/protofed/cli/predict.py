@@ -8,7 +8,7 @@ import typer
 
 from protofed.cli.options import ModelOfOption
 from protofed.cli.output import show_table
-from protofed.text import Table
+from protofed.text import Table, counted
 
 
 def predict_command(
@@ -32,4 +32,4 @@ def predict_command(
         print(json.dumps(counts))
         return
     rows = [[name, str(count)] for name, count in counts.items() if count]
-    show_table(Table(f"{sum(counts.values())} images, written to {out}", ["predicted", "images"], rows))
+    show_table(Table(f"{counted(sum(counts.values()), 'image')}, written to {out}", ["predicted", "images"], rows))

@@ -7,14 +7,23 @@ from typing import Annotated, Any
 import typer
 
 from protofed.cli import completion
-from protofed.cli.options import QuietOption, StrictOption, TensorBoardOption, options_of, takes_run_options
+from protofed.cli.options import (
+    QuietOption,
+    StrictOption,
+    TensorBoardOption,
+    TrackOption,
+    options_of,
+    over_stored,
+    takes_run_options,
+    trackers_of,
+)
 from protofed.cli.output import ProgressBar, console, exit_code, followers, show_summary
 from protofed.cli.stopping import saying
 from protofed.runs import Run, run
 from protofed.runs.extend import resume_command
 
 
-@takes_run_options(without=("method",))
+@takes_run_options(without=("method",), config=("method", "out", "track", "tensorboard", "strict"))
 def run_command(
     *,
     run_options: dict[str, Any],
@@ -25,6 +34,7 @@ def run_command(
     out: Annotated[str | None, typer.Option("--out", help="the run folder (default: runs/NAME)")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="continue the run in --out")] = False,
     from_: Annotated[Path | None, typer.Option("--from", help="take the options of an earlier run's run.json")] = None,
+    track: TrackOption = None,
     tensorboard: TensorBoardOption = False,
     strict: StrictOption = False,
     quiet: QuietOption = False,
@@ -37,12 +47,10 @@ def run_command(
     if method is not None:
         run_options["method"] = method
     if from_ is not None:
-        stored = options_of(from_)
-        settings = [f"{key}={value}" for key, value in stored["set"].items()]
-        run_options = {**stored, **run_options, "set": [*settings, *run_options.get("set", [])]}
+        run_options = over_stored(options_of(from_), run_options)
     progress = ProgressBar()
     begun = _BegunRun()
-    callbacks = [begun, *followers(progress, quiet or as_json, tensorboard)]
+    callbacks = [begun, *followers(progress, quiet or as_json, trackers_of(track, tensorboard))]
     try:
         with saying(begun.how_to_go_on):
             result = run(out=out, resume=resume, callbacks=callbacks, **run_options)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from protofed.errors import UserError
+from protofed.errors import missing_extra
 
 DICOM_SUFFIXES = (".dcm", ".dicom", ".ima")
 _MARK_AT, _MARK = 128, b"DICM"
@@ -102,9 +102,8 @@ def _read(path: Path, pixels: bool) -> Any:
     try:
         from pydicom import dcmread
     except ImportError:
-        raise UserError(
-            f"{path} is a DICOM file; install what reads them with `pip install 'protofed[dicom]'`, or convert it to "
-            "8- or 16-bit PNG"
+        raise missing_extra(
+            f"{path} is a DICOM file, which needs pydicom (or convert it to 8- or 16-bit PNG)", "dicom"
         ) from None
     return dcmread(path) if pixels else dcmread(path, stop_before_pixels=True, specific_tags=list(_TAGS))
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _LONGEST_PAUSE = 0.5
 _SHORTEST_SECONDS = 5.0
 """For a job that has to be sent again in the last moment of a round."""
-_NO_MEMBER = "it is no member of the federation any more"
+_NO_MEMBER = "it is no longer a member of the federation"
 
 
 class AcceptedRounds:

@@ -99,7 +99,7 @@ def _introduce_members(folder: Path) -> None:
 def _make_site(folder: Path, name: str, server: str) -> Path:
     own, public = folder / "sites" / name, folder / "server" / "sites" / f"{name}.pub"
     if own.exists():
-        raise UserError(f"{own} exists although {name} is no member any more; remove it to make new keys for {name}")
+        raise UserError(f"{own} exists although {name} is no longer a member; remove it to make new keys for {name}")
     own.mkdir(parents=True, mode=0o700)
     key = _new_key()
     _write_secret(own / "site.key", _private(key, "OpenSSH"))
@@ -116,7 +116,7 @@ def revoke(folder: Path, site: str) -> None:
     public = keys / "sites" / f"{site}.pub"
     if not public.exists():
         known = ", ".join(ServerKeys.at(keys).sites()) or "nobody"
-        raise UserError(f"{site} is no member of the federation in {folder}; members are {known}")
+        raise UserError(f"{site} is not a member of the federation in {folder}; members are {known}")
     public.replace(public.with_suffix(_REVOKED))
 
 
@@ -150,7 +150,7 @@ def host_and_port(address: str) -> tuple[str, int]:
     """Both from HOST:PORT."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise UserError(f"{address!r} is no address; give HOST:PORT, for example federation.example.org:9443")
+        raise UserError(f"{address!r} is not an address; give HOST:PORT, for example federation.example.org:9443")
     return host.strip("[]"), int(port)
 
 
@@ -169,7 +169,7 @@ def public_key(path: Path) -> "EllipticCurvePublicKey":
     except ValueError:
         key = None
     if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise UserError(f"{path} is no public key of a site")
+        raise UserError(f"{path} is not the public key of a site")
     return key
 
 
@@ -270,7 +270,7 @@ def _check_key(path: Path) -> None:
     try:
         load_ssh_private_key(content, None)
     except ValueError as error:
-        raise UserError(f"{path} is no private key ({error})") from None
+        raise UserError(f"{path} is not a private key ({error})") from None
     if path.stat().st_mode & 0o077:
         raise UserError(f"{path} can be read by others; chmod 600 {path}")
 
@@ -282,6 +282,6 @@ def _check_certificate(path: Path) -> None:
     try:
         certificate = load_pem_x509_certificate(content)
     except ValueError as error:
-        raise UserError(f"{path} is no certificate ({error})") from None
+        raise UserError(f"{path} is not a certificate ({error})") from None
     if certificate.not_valid_after_utc < datetime.now(UTC):
         raise UserError(f"the certificate {path} is out of date since {certificate.not_valid_after_utc:%Y-%m-%d}")

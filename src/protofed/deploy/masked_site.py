@@ -42,7 +42,7 @@ def site_identity(keys: SiteKeys | None) -> SiteIdentity:
         )
     private = load_ssh_private_key(keys.private.read_bytes(), None)
     if not isinstance(private, EllipticCurvePrivateKey):
-        raise UserError(f"{keys.private} is no key of a site")
+        raise UserError(f"{keys.private} is not a site's key")
     if keys.name not in members or members[keys.name] != private.public_key():
         raise Refused(f"the folder members of its keys does not have its own public key as {keys.name}.pub")
     return SiteIdentity(keys.name, private, members)

@@ -341,7 +341,7 @@ class _Server:
             census = larger
             self._remember(census)
             write_description(assembly, federation, self._folder)
-            federation.notes.append({"client": f"{name}-0", "event": "joined", "reason": "it has come late"})
+            federation.notes.append({"client": f"{name}-0", "event": "joined", "reason": "it came late"})
 
     def _turn_away(self, federation: Federation, name: str, reason: str) -> None:
         self._refused_sites.add(name)

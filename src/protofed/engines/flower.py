@@ -33,7 +33,7 @@ from protofed.clients import (
     encode_job,
     encode_result,
 )
-from protofed.errors import BadMessage, UserError
+from protofed.errors import BadMessage, missing_extra
 from protofed.records import Message
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ _SIMULATION_PAUSE = 0.02
 def prepare_flower() -> None:
     """Call it before the first import of Flower in a process, and before one of its programs is started."""
     if find_spec("flwr") is None:
-        raise UserError("this needs Flower, which is not installed; pip install 'protofed[flower]'")
+        raise missing_extra("this needs Flower, which is not installed", "flower")
     os.environ.update(_ENVIRONMENT)
     # Flower 1.41 sets the level when this module is first imported; should it move, the import fails here.
     import_module("flwr.supercore.logger")

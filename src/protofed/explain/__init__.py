@@ -2,5 +2,6 @@
 
 from protofed.explain.embeddings import embed
 from protofed.explain.explaining import explain
+from protofed.explain.explanations import Explanations
 
-__all__ = ["embed", "explain"]
+__all__ = ["Explanations", "embed", "explain"]

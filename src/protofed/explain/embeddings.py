@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.spatial import cKDTree
 from scipy.spatial.distance import cdist
 from torch import Tensor
 
@@ -37,7 +36,6 @@ from protofed.system import one_thread, write_atomically
 from protofed.text import Table
 
 INDEX = "embeddings.json"
-NEIGHBOURS = 10
 _MOST_POINTS = 400
 
 FloatArray = NDArray[np.float64]
@@ -242,25 +240,27 @@ def silhouette(h: FloatArray, y: NDArray[np.int64]) -> float | None:
     return float(silhouette_score(h, y))
 
 
-def mixing(
-    h: FloatArray, y: NDArray[np.int64], domain: NDArray[np.int64], neighbours: int = NEIGHBOURS
-) -> float | None:
+def mixing(h: FloatArray, y: NDArray[np.int64], domain: NDArray[np.int64]) -> float | None:
     """How well domains are mixed within their classes: 1 as if domains made no difference, 0 wholly apart.
 
-    Of each image's nearest neighbours in its class, the share from other domains over the share by chance.
+    Twice the probability that of two other images of an image's class, one from its own domain and one from another,
+    the one from the other domain is nearer. All images of the class are looked at, not a number of neighbours, so that
+    the expected score depends neither on how many there are nor on how they are divided between domains. None where
+    no image has both kinds of company.
     """
-    mixed, expected = 0.0, 0.0
+    probabilities: list[float] = []
     for k in np.unique(y):
         rows, places = h[y == k], domain[y == k]
-        if len(rows) < 2 or len(np.unique(places)) < 2:
-            continue
-        count = min(neighbours, len(rows) - 1)
-        _, nearest = cKDTree(rows).query(rows, k=count + 1)
-        others = places[nearest] != places[:, None]
-        # A point is its own neighbour, and never of another domain.
-        mixed += float(others.sum()) / count
-        expected += sum(float((places != place).sum()) / (len(rows) - 1) for place in places)
-    return mixed / expected if expected else None
+        distance = cdist(rows, rows)
+        np.fill_diagonal(distance, np.nan)
+        for own, place in zip(distance, places, strict=True):
+            same = np.sort(own[(places == place) & ~np.isnan(own)])
+            others = own[places != place]
+            if len(same) and len(others):
+                farther = len(same) - np.searchsorted(same, others, side="right")
+                equal = np.searchsorted(same, others, side="right") - np.searchsorted(same, others, side="left")
+                probabilities.append(float((farther + equal / 2).mean() / len(same)))
+    return 2 * float(np.mean(probabilities)) if probabilities else None
 
 
 def _over_rounds(row: Sequence[OpenRun]) -> dict[str, Any]:

@@ -87,8 +87,8 @@ def kind_of_evidence(opened: OpenRun, client: str, by: str = "auto") -> Evidence
 
 
 _EXACT = (
-    "its logits are no sum over places, as they are where the network averages its feature maps and ends in one linear "
-    "layer (resnet10, resnet18, resnet50, efficientnet_lite0)"
+    "its logits are not sums over places, as they are where the network averages its feature maps and ends in one "
+    "linear layer (resnet10, resnet18, resnet50, efficientnet_lite0)"
 )
 
 

@@ -38,6 +38,7 @@ from protofed.explain.agreement import agreement
 from protofed.explain.evidence import explain_with, kind_of_evidence, nobody_trained, source_patches
 from protofed.explain.exact_pictures import exact_figure
 from protofed.explain.explanation import Explanation
+from protofed.explain.explanations import Explanations
 from protofed.explain.faithfulness import FRACTIONS, faithfulness
 from protofed.explain.images import SelectedImages, from_domain, from_files
 from protofed.explain.maps import even
@@ -73,7 +74,7 @@ def explain(
     shifts: int = 1,
     model_of: str = LAST,
     data_root: str | Path | None = None,
-) -> dict[str, Any]:
+) -> Explanations:
     """Explain what the models of a run say about images; pictures, a page and `explanations.json` go to `out`.
 
     The images are files (`images`: a folder or one file) or test images of a `domain`, of all classes or of the class
@@ -107,7 +108,7 @@ def explain(
         content = explained.content(accuracies, faithful)
         write_atomically(folder / INDEX, json.dumps(content, indent=2, allow_nan=False).encode() + b"\n")
         write_atomically(folder / "index.html", page(content, folder).encode())
-    return content
+    return Explanations(content, folder)
 
 
 def _project_now(run: str | Path, data_root: str | Path | None) -> dict[str, Any]:
@@ -201,10 +202,15 @@ class _ExplanationFolder:
             "tables": [table.as_dict() for table in tables(content).values()],
         }
 
-    def _items(self, content: Mapping[str, Any]) -> list[dict[str, str]]:
+    def _items(self, content: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The pictures that the report of the run shows: of each image that of the strongest prototypes."""
-        shown = [
-            {"image": image["pictures"][0], "caption": ": ".join(filter(None, (image["name"], image["label"])))}
+        patches = any(self._sources.values())  # pieces of the clients' training images, beside the prototypes
+        shown: list[dict[str, Any]] = [
+            {
+                "image": image["pictures"][0],
+                "caption": ": ".join(filter(None, (image["name"], image["label"]))),
+                "training_images": patches,
+            }
             for image in content["images"]
         ]
         curves = content["faithfulness"]["pictures"] if content["faithfulness"] else []

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofed.explain.maps import COARSE, Box
+from protofed.text import percent
 
 FloatArray = NDArray[np.float32]
 
@@ -73,7 +74,7 @@ class Evidence:
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Explanation:
     """What one client's model says about one image, and why."""
 
@@ -91,3 +92,7 @@ class Explanation:
     def strongest(self) -> Evidence:
         """The part that spoke most for the prediction, or the nearest class prototype."""
         return self.evidence[0]
+
+    def __repr__(self) -> str:
+        best = self.probabilities[self.predicted]
+        return f"<Explanation by {self.client}: class {self.predicted}, {percent(best)} %, {len(self.evidence)} parts>"

@@ -7,7 +7,7 @@ from typing import Any
 from protofed.explain.wording import about, tables
 from protofed.pages.elements import details, gallery, picture, plain_table, png_source
 from protofed.pages.markup import Html, document, tag
-from protofed.text import percent
+from protofed.text import counted, percent
 
 
 def page(content: Mapping[str, Any], folder: Path) -> str:
@@ -17,9 +17,10 @@ def page(content: Mapping[str, Any], folder: Path) -> str:
 
 
 def _header(content: Mapping[str, Any]) -> Html:
-    models = "1 model" if len(content["clients"]) == 1 else f"{len(content['clients'])} models"
+    models, images = counted(len(content["clients"]), "model"), counted(len(content["images"]), "image")
+    rounds = counted(content["run"]["rounds"], "round")
     moved = ", with prototypes moved onto training patches" if content["projected"] else ""
-    subtitle = f"{len(content['images'])} images seen by {models} after {content['run']['rounds']} rounds{moved}."
+    subtitle = f"{images} seen by {models} after {rounds}{moved}."
     return tag("header", tag("h1", content["title"]), tag("p", subtitle, class_="subtitle"))
 
 

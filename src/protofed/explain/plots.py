@@ -8,17 +8,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from protofed.errors import UserError
-
-# Okabe and Ito's colours, which the colour-blind can tell apart, then two more.
-COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#f0e442", "#000000", "#8c564b", "#999999")
+from protofed.errors import missing_extra
+from protofed.pages.drawing import COLOURS
 
 
 def _pyplot() -> Any:
     try:
         import matplotlib
     except ImportError:
-        raise UserError("charts need matplotlib; install it with pip install 'protofed[report]'") from None
+        raise missing_extra("charts need matplotlib, which is not installed", "report") from None
     matplotlib.use("agg")
     from matplotlib import pyplot
 

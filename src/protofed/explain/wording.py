@@ -105,7 +105,7 @@ def _on_predictions(content: Mapping[str, Any]) -> Iterator[str]:
             for number, client in enumerate(content["clients"])
         }
         counted = ", ".join(f"{client} {count}" for client, count in right.items())
-        yield f"Right on these {len(known)} images: {counted}."
+        yield f"Correct predictions out of {len(known)}: {counted}."
 
 
 def _on_agreement(figures: Mapping[str, Any] | None) -> Iterator[str]:

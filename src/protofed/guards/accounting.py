@@ -14,7 +14,7 @@ from warnings import catch_warnings, simplefilter
 import numpy as np
 from numpy.typing import NDArray
 
-from protofed.errors import UserError
+from protofed.errors import missing_extra
 from protofed.guards.gradients import sampling_rate, steps_in
 from protofed.guards.guard import Guard
 from protofed.guards.privatise import tables_in
@@ -139,7 +139,7 @@ def require_opacus() -> None:
     try:
         import opacus.accountants  # noqa: F401
     except ImportError:
-        raise UserError("a guard with noise needs opacus to account for it: pip install 'protofed[privacy]'") from None
+        raise missing_extra("a guard with noise needs opacus to account for it", "privacy") from None
 
 
 @lru_cache(maxsize=4096)

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from protofed.errors import UserError, unknown_name
+from protofed.errors import UserError, missing_extra, unknown_name
 from protofed.inference.classifier import Classifier
 from protofed.inference.predict import image_files, pixels_for
 from protofed.models import Split, load_weights, tensors, torchs_own_kernels
@@ -140,7 +140,7 @@ def _to_onnx(classifier: Classifier, path: Path) -> Callable[[Tensor], Tensor]:
         import onnxruntime  # type: ignore[import-untyped]
         import onnxscript  # noqa: F401  # torch's exporter needs it
     except ImportError as error:
-        raise UserError(f"onnx needs more packages ({error.name}); pip install 'protofed[export]'") from None
+        raise missing_extra(f"onnx needs {error.name}, which is not installed", "export") from None
     example = _noise(classifier)
     logger = logging.getLogger("torch.onnx")
     level = logger.level

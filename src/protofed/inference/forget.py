@@ -94,7 +94,7 @@ def _state_of(host: OpenRun, client: str, given: str | Path | None) -> ClientSta
         try:
             return decode_file(Path(given), like, f"{client}'s state")
         except (OSError, BadMessage) as problem:
-            raise UserError(f"{given} is no state of a site of this run ({problem})") from None
+            raise UserError(f"{given} is not the state of a site of this run ({problem})") from None
     state = host.trained_state_of(client)
     if state is None:
         raise UserError(

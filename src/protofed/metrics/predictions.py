@@ -110,7 +110,7 @@ class KeptPredictions:
         if samples.shape != (rows,) or probabilities.shape != (rows, len(classes)) or probabilities.dtype.kind != "f":
             raise ValueError("its arrays do not fit together")
         if rows and not 0 <= labels.min() <= labels.max() < len(classes):
-            raise ValueError("it has labels that are no classes")
+            raise ValueError("it has labels that are not classes")
         whole = PredictedSet(labels, probabilities, samples)
         views = {view: cls._view(arrays, view, whole) for view in _VIEWS if f"{view}_names" in arrays}
         return cls(classes, views)

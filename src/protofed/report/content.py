@@ -12,7 +12,7 @@ from protofed.runs.health import RunWarning, diagnose
 from protofed.runs.opened import CachedRun, Run
 from protofed.runs.summary import mean_of_last
 from protofed.studies.chance import chance_of
-from protofed.studies.comparison import Comparison, summarise
+from protofed.studies.comparison import Comparison, differing_views, summarise
 from protofed.studies.schema import (
     VIEWS,
     ChanceView,
@@ -124,6 +124,11 @@ class MethodGroup:
         return [run for runs in self.runs.values() for run in runs]
 
     @property
+    def over_seeds(self) -> bool:
+        """Whether figures are means over several seeds."""
+        return len(self.seeds) > 1
+
+    @property
     def costs(self) -> dict[str, Cost]:
         """Of every method that has a round."""
         return {
@@ -144,6 +149,8 @@ class ReportContent:
     tables: list[Table] = field(default_factory=list)
     """Figures that were computed rather than trained."""
     notes: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+    """What whoever writes the page wants its readers to know."""
 
     @property
     def all_runs(self) -> list[ReportedRun]:
@@ -170,7 +177,10 @@ def read(folder: str | Path) -> ReportContent:
     if parts:
         groups = [_comparison(Comparison.read(each.parent), str(each.parent.relative_to(path))) for each in parts]
         return ReportContent(path, "reproduction", f"{path.name}, not complete", {}, groups)
-    raise UserError(f"{path} holds neither run.json nor comparison.json; give the --out of a run or a comparison")
+    raise UserError(
+        f"{path} holds neither run.json nor comparison.json nor sweep.json; give the --out of a run, a comparison or a "
+        "sweep"
+    )
 
 
 def _read_run(path: Path) -> ReportContent:
@@ -181,7 +191,8 @@ def _read_run(path: Path) -> ReportContent:
     metric = run.options.get("metric", ACCURACY)
     if run.evaluated:
         entry = summarise({name: {run.seed: run}}, name, None, {}, path, metric)["methods"]
-    views = _views(entry, [name], {view: chance_of([run], view) for view in VIEWS})
+    chance = {view: chance_of([run], view) for view in VIEWS}
+    views = [view for view in _views(entry, [name], chance) if view.name in differing_views(entry)]
     notes = [] if run.complete else [f"{len(run.rounds)} of {run.planned_rounds} rounds are done"]
     data = run.config["data"]["name"]
     group = MethodGroup(

@@ -34,6 +34,9 @@ class Gallery:
     pictures: list["_EmbeddedPicture"]
     left_out: int
     tables: list[Table]
+    verdicts: list[str]
+    of_training_images: int
+    """Pictures that show training images and are therefore not on the page."""
 
 
 class _EmbeddedPicture(NamedTuple):
@@ -43,13 +46,13 @@ class _EmbeddedPicture(NamedTuple):
     caption: str
 
 
-def galleries(runs: list[ReportedRun]) -> Iterator[Gallery]:
+def galleries(runs: list[ReportedRun], with_training_images: bool = False) -> Iterator[Gallery]:
     """Of all runs, in the order of the kinds; one whose index cannot be read is passed over."""
     for name, title in GALLERIES.items():
         for run in runs:
             index = _index(run.path / name / f"{name}.json")
             if index is not None:
-                yield _gallery(run, name, title, index)
+                yield _gallery(run, name, title, index, with_training_images)
 
 
 def _index(path: Path) -> dict[str, Any] | None:
@@ -60,8 +63,9 @@ def _index(path: Path) -> dict[str, Any] | None:
     return content if isinstance(content, dict) else None
 
 
-def _gallery(run: ReportedRun, name: str, title: str, index: dict[str, Any]) -> Gallery:
-    items = [item for item in index.get("items", []) if isinstance(item, dict) and "image" in item]
+def _gallery(run: ReportedRun, name: str, title: str, index: dict[str, Any], with_training_images: bool) -> Gallery:
+    every = [item for item in index.get("items", []) if isinstance(item, dict) and "image" in item]
+    items = [item for item in every if with_training_images or not _shows_training_images(name, item)]
     pictures: list[_EmbeddedPicture] = []
     room = _MOST_BYTES
     for item in items[:_MOST_IMAGES]:
@@ -76,7 +80,22 @@ def _gallery(run: ReportedRun, name: str, title: str, index: dict[str, Any]) -> 
     ]
     of = f"{run.config['method']['name']}, seed {run.seed}"
     shown = str(index.get("title", title))
-    return Gallery(name, shown, of, str(index.get("text", "")), pictures, len(items) - len(pictures), tables)
+    return Gallery(
+        name,
+        shown,
+        of,
+        str(index.get("text", "")),
+        pictures,
+        len(items) - len(pictures),
+        tables,
+        [str(verdict) for verdict in index.get("verdicts", [])],
+        len(every) - len(items),
+    )
+
+
+def _shows_training_images(name: str, item: dict[str, Any]) -> bool:
+    """An audit shows nothing else, and those of earlier versions do not say so."""
+    return name == "audit" or bool(item.get("training_images"))
 
 
 def _picture(folder: Path, name: str) -> bytes | None:

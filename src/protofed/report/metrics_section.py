@@ -118,7 +118,7 @@ def _compared(group: MethodGroup, view: str, words: str, order: Mapping[str, int
     tests = {entry["test_on_images"]["test"] for entry in scores.values() if entry["test_on_images"]}
     note = (
         f"p, images: {' or '.join(sorted(tests))} test on the same test images. p, seeds: paired t-test over seeds. "
-        "Both are corrected after Holm for the number of methods. The gap is between the best and the worst site."
+        "Both are corrected by Holm's method for the number of methods. The gap is between the best and the worst site."
     )
     return join([method_table(caption, columns, rows, order), tag("p", note, class_="small") if tests else ""])
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from functools import cache
 from importlib.metadata import version
 from importlib.resources import files
@@ -14,7 +15,7 @@ from protofed.report.commands import resume
 from protofed.report.content import ReportContent, ReportedRun
 from protofed.report.sections import Section, about, pictures, results
 from protofed.report.wording import headline
-from protofed.text import duration
+from protofed.text import counted, duration
 
 
 class Live(NamedTuple):
@@ -24,11 +25,11 @@ class Live(NamedTuple):
     can_stop: bool
 
 
-def render(content: ReportContent, live: Live | None = None) -> str:
-    """The whole page."""
+def render(content: ReportContent, live: Live | None = None, with_training_images: bool = False) -> str:
+    """The whole page; pictures of training images are left out unless they are asked for."""
     data = chart_data(content)
     order = {entry["name"]: index for index, entry in enumerate(data["methods"])}
-    sections = [*results(content, order), *pictures(content), *about(content)]
+    sections = [*results(content, order), *pictures(content, with_training_images), *about(content)]
     main = tag(
         "main",
         _headline(content),
@@ -81,18 +82,26 @@ def _subtitle(content: ReportContent) -> str:
     clients = len(config["partition"]["clients"])
     seeds = sorted({run.seed for run in runs})
     texts = [
-        f"{len(runs)} runs" if len(runs) > 1 else "1 run",
-        f"{clients} clients ({config['partition']['protocol']})" if clients > 1 else "1 client",
-        f"{runs[0].planned_rounds} rounds",
+        counted(len(runs), "run"),
+        counted(clients, "client") + (f" ({config['partition']['protocol']})" if clients > 1 else ""),
+        counted(runs[0].planned_rounds, "round"),
         f"{config['model']['name']}",
         f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}",
+        today(),
     ]
     return " · ".join(texts)
+
+
+def today() -> str:
+    """The date of a page, as it is written everywhere."""
+    now = datetime.now()
+    return f"{now.day} {now:%B %Y}"
 
 
 def _headline(content: ReportContent) -> Html:
     first, *others = headline(content)
     parts: list[Html] = [tag("p", first, class_="lead"), *(tag("p", sentence) for sentence in others)]
+    parts += [tag("p", remark, class_="note") for remark in content.remarks]
     missing = [line for group in content.groups for line in group.missing]
     if missing:
         title = f"Not complete: {missing[0]}" if len(missing) == 1 else f"Not complete: {len(missing)} runs are missing"
@@ -140,9 +149,9 @@ def _progress(content: ReportContent, live: Live | None) -> Html:
 def _rounds_done(run: ReportedRun) -> str:
     done = f"{len(run.rounds)} of {run.planned_rounds} rounds"
     if run.lock_holder is None:
-        return f"{done}, nobody is at it now"
+        return f"{done}, not running now"
     if not run.rounds:
-        return f"{done}, begun"
+        return f"{done}, just started"
     last = run.rounds[-5:]
     left = (run.planned_rounds - len(run.rounds)) * sum(record["seconds"]["total"] for record in last) / len(last)
     return f"{done}, about {duration(left)} left"

@@ -22,9 +22,10 @@ from protofed.report.commands import command, resume
 from protofed.report.content import Cost, MethodGroup, MethodScores, ReportContent, ScoreView
 from protofed.report.curves import measures, series
 from protofed.report.galleries import Gallery, galleries
+from protofed.report.methods_section import methods_section
 from protofed.report.metrics_section import metrics_section
 from protofed.report.wording import view_title
-from protofed.text import duration, percent, size
+from protofed.text import counted, duration, percent, size
 
 _MOST_CLIENTS = 60
 """Rows of the partition that are drawn."""
@@ -32,6 +33,7 @@ _MOST_ROUNDS = 10
 """Columns of the table behind the curves."""
 _WAYS = {"up": "sent up, by clients", "down": "sent down, by the server"}
 _PARTS = ("train", "aggregate", "evaluate")
+_EQUAL_BYTES = 1.02
 
 
 class Section(NamedTuple):
@@ -72,15 +74,18 @@ def _accuracy(group: MethodGroup, index: int, order: Mapping[str, int]) -> Html:
     parts = []
     for number, view in enumerate(group.views):
         heading = f"Accuracy of {view_title(view)}"
-        dots = chart("dots", index, number, f"{heading}: one mark per method and test set, lines span the seeds")
-        parts.append(join([dots, _accuracy_table(view, heading, order)]))
+        marks = "one mark per method and test set" if len(group.methods) > 1 else "one mark per test set"
+        spans = ", lines span the seeds" if group.over_seeds else ""
+        dots = chart("dots", index, number, f"{heading}: {marks}{spans}")
+        parts.append(join([dots, _accuracy_table(group, view, heading, order)]))
     return join(parts)
 
 
-def _accuracy_table(view: ScoreView, heading: str, order: Mapping[str, int]) -> Html:
+def _accuracy_table(group: MethodGroup, view: ScoreView, heading: str, order: Mapping[str, int]) -> Html:
     labels = [*view.columns, *view.held_out]
     has_worst = len(labels) > 1 and any(row.worst is not None for row in view.rows.values())
-    best = _best_of_columns(view, labels)
+    several = len(view.rows) > 1
+    best = _best_of_columns(view, labels) if several else dict.fromkeys([*labels, "average"])
     rows = {}
     for name, row in view.rows.items():
         cells = [mean_and_spread(row.columns.get(label), best[label], row.paper.get(label)) for label in labels]
@@ -88,7 +93,8 @@ def _accuracy_table(view: ScoreView, heading: str, order: Mapping[str, int]) -> 
         rows[name] = [*cells, *([_worst(row)] if has_worst else [])]
     columns = [*view.columns, *(f"{name} (held out)" for name in view.held_out), view.average]
     columns += ["worst"] if has_worst else []
-    note = "In %: mean over seeds ± standard deviation; the best of each column is bold."
+    note = "In %: mean over seeds ± standard deviation" if group.over_seeds else "In %"
+    note += "; the best of each column is bold." if several else "."
     if any(row.paper for row in view.rows.values()):
         note += " In brackets the paper's figure."
     below = {}
@@ -121,7 +127,8 @@ def _curves(group: MethodGroup, index: int, order: Mapping[str, int]) -> Html:
         return Html("")
     options = [tag("option", measure.label, value=measure.key) for measure in followed]
     choice = tag("label", "Show ", tag("select", *options, data_measure=index), class_="choice script")
-    title = "Mean over seeds after each round; the band spans the lowest and the highest seed"
+    over_seeds = "Mean over seeds after each round; the band spans the lowest and the highest seed"
+    title = over_seeds if group.over_seeds else "After each round"
     parts = [choice, chart("curves", index, 0, title), details("Figures behind the curves", table)]
     for view in group.views:
         rows = {name: _milestones(row.convergence) for name, row in view.rows.items() if row.convergence}
@@ -183,8 +190,8 @@ def _significance(group: MethodGroup, index: int, order: Mapping[str, int]) -> H
     if not parts:
         return tag("p", "A test needs two seeds or more: add some with --seeds 0,1,2.")
     note = (
-        "Paired t-tests over the same seeds, corrected after Holm for the number of methods. An interval that crosses "
-        "zero means that these seeds cannot tell the two apart."
+        "Paired t-tests over the same seeds, corrected by Holm's method for the number of methods. An interval that "
+        "crosses zero means that these seeds cannot tell the two apart."
     )
     return join([*parts, tag("p", note, class_="small")])
 
@@ -217,10 +224,16 @@ def _communication(group: MethodGroup, index: int, order: Mapping[str, int]) -> 
         for way, words in _WAYS.items()
     ]
     spent = Html("")
-    if group.views:
+    if group.views and _differ_in_bytes(costs):
         spent = chart("spent", index, 0, "Average accuracy against everything sent until then, up and down")
     table = details("Exact figures", _bytes_table(costs, kinds, order))
     return join([tag("div", *bars, class_="pair"), spent, table])
+
+
+def _differ_in_bytes(costs: Mapping[str, Cost]) -> bool:
+    """Where all send as much, accuracy against bytes is the chart against rounds once more."""
+    totals = [sum(cost.bytes[way]["total"] for way in _WAYS) for cost in costs.values()]
+    return max(totals) > _EQUAL_BYTES * min(totals)
 
 
 def _kinds_sent(costs: Mapping[str, Cost]) -> list[str]:
@@ -298,10 +311,10 @@ def _partition(group: MethodGroup, _index: int, _order: Mapping[str, int]) -> Ht
     return join([scroll(table, title), *(tag("p", note, class_="small") for note in notes)])
 
 
-def pictures(content: ReportContent) -> Iterator[Section]:
+def pictures(content: ReportContent, with_training_images: bool) -> Iterator[Section]:
     """What other commands left in the run folders."""
     by_name: dict[str, list[Gallery]] = {}
-    for each in galleries(content.all_runs):
+    for each in galleries(content.all_runs, with_training_images):
         by_name.setdefault(each.name, []).append(each)
     for name, listed in by_name.items():
         yield Section(name, listed[0].title, join(_gallery(each) for each in listed))
@@ -311,19 +324,29 @@ def _gallery(shown: Gallery) -> Html:
     parts: list[object] = [tag("h3", shown.run)]
     if shown.text:
         parts.append(tag("p", shown.text))
+    if shown.verdicts:
+        parts.append(tag("ul", *(tag("li", verdict) for verdict in shown.verdicts)))
     parts += [
         plain_table(table.title, table.columns, [[as_text(cell) for cell in row] for row in table.rows])
         for table in shown.tables
     ]
     if shown.pictures:
         parts.append(gallery(picture(each.source, each.caption) for each in shown.pictures))
+    if shown.of_training_images:
+        left_out = counted(shown.of_training_images, "picture")
+        text = f"{left_out} of training images left out, so that this page can be sent."
+        parts.append(tag("p", text, class_="small"))
     if shown.left_out:
-        parts.append(tag("p", f"{shown.left_out} more pictures are in the run folder.", class_="small"))
+        more = "1 more picture is" if shown.left_out == 1 else f"{shown.left_out} more pictures are"
+        parts.append(tag("p", f"{more} in the run folder.", class_="small"))
     return join(parts)
 
 
 def about(content: ReportContent) -> Iterator[Section]:
     """How it was made."""
+    methods = methods_section(content)
+    if methods:
+        yield Section("methods", "Methods", methods)
     yield Section("again", "Run it again", _again(content))
     configurations = _configurations(content)
     if configurations:

@@ -4,7 +4,7 @@ from protofed.metrics import ACCURACY
 from protofed.report.content import MethodGroup, ReportContent, ScoreView
 from protofed.report.metric_wording import metric_sentences
 from protofed.runs.health import line_of
-from protofed.text import duration, percent, size
+from protofed.text import counted, duration, percent, size
 
 _CHANCE = 0.05
 _MOST_WARNINGS = 6
@@ -68,7 +68,7 @@ def _alone(group: MethodGroup) -> list[str]:
         sentences.append(f"It is weakest on {row.worst['names'][0]}, with {percent(row.worst['mean'])} %.")
     cost = group.costs[name]
     sent = f"{size(cost.bytes['up']['total'])} up and {size(cost.bytes['down']['total'])} down"
-    sentences.append(f"{len(run.rounds)} rounds took {duration(cost.seconds['total'])} and sent {sent}.")
+    sentences.append(f"{counted(len(run.rounds), 'round')} took {duration(cost.seconds['total'])} and sent {sent}.")
     return sentences
 
 
@@ -88,7 +88,7 @@ def _compared(group: MethodGroup, view: ScoreView) -> list[str]:
     if worst and len(row.columns) > 1:
         firm = max(worst, key=lambda name: worst[name])
         also = "also " if firm == best else ""
-        sentences.append(f"Where each does worst, {firm} {also}loses least: {percent(worst[firm])} %.")
+        sentences.append(f"{firm} {also}has the best worst case: {percent(worst[firm])} %.")
     return sentences
 
 

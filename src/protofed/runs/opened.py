@@ -31,8 +31,11 @@ from protofed.method import At, Method
 from protofed.metrics import KeptPredictions
 from protofed.models import Split, load_weights
 from protofed.models.net import Net
+from protofed.pages.drawing import Drawing
+from protofed.pages.notebook import frame
 from protofed.records import ClassTable, Features, Record, decode, decode_file
 from protofed.runs.assembly import assemble, reassemble, reopened_options
+from protofed.runs.display import What, draw_run, run_html, run_line, run_rows
 from protofed.runs.older import unsaid_options, unsaid_settings
 from protofed.runs.place import refuse_other_images
 
@@ -119,6 +122,20 @@ class Run:
     def lock_holder(self) -> LockHolder | None:
         """The process that is working on it now."""
         return LockHolder.of(self.path)
+
+    def table(self) -> Any:
+        """A row per round with all its figures; a DataFrame where pandas is installed, else a list of dicts."""
+        return frame(run_rows(self))
+
+    def plot(self, what: What = "accuracy") -> Drawing:
+        """Curves over the rounds: `accuracy` of every domain or client, the `loss`, or the `bytes` sent so far."""
+        return draw_run(self, what)
+
+    def __repr__(self) -> str:
+        return f"<Run in {str(self.path)!r}: {run_line(self)}>"
+
+    def _repr_html_(self) -> str:
+        return run_html(self)
 
     def model(self) -> Split:
         """The global model at its final weights."""

@@ -1,10 +1,10 @@
 """Event files for TensorBoard, on request: every figure of every round, in `tensorboard/` of each run folder."""
 
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from protofed.errors import UserError
+from protofed.errors import missing_extra
+from protofed.runs.figures import figures_of
 from protofed.runs.opened import Run
 
 
@@ -15,7 +15,7 @@ class TensorBoard:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
-            raise UserError("tensorboard is not installed; pip install 'protofed[tensorboard]'") from None
+            raise missing_extra("--tensorboard needs tensorboard, which is not installed", "tensorboard") from None
         self._make = SummaryWriter
         self._writers: dict[Path, Any] = {}
 
@@ -27,9 +27,9 @@ class TensorBoard:
     def round_end(self, run: Run, record: dict[str, Any]) -> None:
         """Loss, accuracy, bytes and seconds of a round."""
         writer = self._writers[run.path]
-        shown = ("train_loss", "loss_parts", "accuracy", "validation", "bytes", "seconds")
-        for name, value in _numbers({key: record[key] for key in shown}):
-            writer.add_scalar(name, value, record["round"])
+        for name, value in figures_of(record, "/").items():
+            if value is not None:
+                writer.add_scalar(name, value, record["round"])
         writer.flush()
 
     def run_end(self, run: Run) -> None:
@@ -40,11 +40,3 @@ class TensorBoard:
     def run_failed(self, run: Run, _reason: str) -> None:
         """Close the file of a failed run."""
         self.run_end(run)
-
-
-def _numbers(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    for key, value in content.items():
-        if isinstance(value, Mapping):
-            yield from _numbers(value, f"{prefix}{key}/")
-        elif value is not None:
-            yield f"{prefix}{key}", float(value)

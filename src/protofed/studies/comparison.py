@@ -7,10 +7,13 @@ from typing import Any
 
 from protofed.errors import UserError
 from protofed.metrics import ACCURACY, find_metric
+from protofed.pages.drawing import Drawing
+from protofed.pages.notebook import frame
 from protofed.runs.health import line_of
 from protofed.runs.opened import Run
 from protofed.studies.chance import chance_of, warnings_of
 from protofed.studies.convergence import Convergence
+from protofed.studies.display import By, comparison_html, comparison_line, comparison_rows, draw_comparison
 from protofed.studies.metrics import compare_metric, metric_table
 from protofed.studies.schedule import Failure
 from protofed.studies.schema import (
@@ -52,7 +55,7 @@ class Comparison:
             raise UserError(f"{path} holds a table of a paper, not a comparison")
         return cls(Path(path), content)
 
-    def table(self, view: View) -> Table:
+    def accuracy_table(self, view: View) -> Table:
         """Accuracy in one view; methods for which it makes no sense are left out."""
         title = f"Accuracy (%), {view} view"
         methods = self._views_of_methods(view)
@@ -84,6 +87,20 @@ class Comparison:
             cells = ["chance", *map(percent, parts), percent(chance["average"])]
             rows.append([*cells, *["-"] * (len(columns) - len(cells))])
         return Table(title, columns, rows)
+
+    def table(self, view: View | None = None) -> Any:
+        """A row per method, accuracies as fractions; a DataFrame where pandas is installed, else a list of dicts."""
+        return frame(comparison_rows(self, view))
+
+    def plot(self, view: View | None = None, by: By = "round") -> Drawing:
+        """Average accuracy of every method against rounds, or against bytes (`by="bytes"`)."""
+        return draw_comparison(self, view, by)
+
+    def __repr__(self) -> str:
+        return f"<Comparison of {comparison_line(self)} in {str(self.path)!r}>"
+
+    def _repr_html_(self) -> str:
+        return comparison_html(self)
 
     def warnings(self) -> list[str]:
         """A line for everything that went wrong in a run that has a result."""
@@ -133,16 +150,8 @@ class Comparison:
         return [f"{entry['method']}, seed {entry['seed']}: {entry['reason']}" for entry in self.content["missing"]]
 
     def views(self) -> tuple[View, ...]:
-        """The views that differ: with global models and a client per domain both are the same."""
-        methods = self.content["methods"].values()
-        same = all(
-            entry["kind"] == "global"
-            and entry["global"]
-            and entry["personal"]
-            and entry["global"]["per_domain"] == entry["personal"]["per_domain"]
-            for entry in methods
-        )
-        return VIEWS[:1] if methods and same else VIEWS
+        """The views that differ."""
+        return differing_views(self.content["methods"])
 
     def markdown(self) -> str:
         """comparison.md."""
@@ -152,7 +161,7 @@ class Comparison:
             "# Comparison",
             f"Seeds {seeds}; accuracy in %: mean of the last 5 evaluated rounds, averaged over seeds. `vs "
             f"{content['baseline']}` is the mean difference over the same seeds, p that of a paired t-test, corrected "
-            "after Holm for the number of methods in the table. `chance` is what always saying a test set's most "
+            "by Holm's method for the number of methods in the table. `chance` is what always saying a test set's most "
             "frequent class would reach.",
         ]
         if content["missing"]:
@@ -160,7 +169,7 @@ class Comparison:
         if warned := self.warnings():
             blocks += ["**Runs that did not go well.**", "\n".join(f"- {line}" for line in warned)]
         for view in self.views():
-            table = self.table(view)
+            table = self.accuracy_table(view)
             if table.rows:
                 blocks += [f"## {view.capitalize()} view", table.markdown()]
                 blocks += [f"On the way, {self.target(view)}:", self.convergence(view).markdown()]
@@ -173,6 +182,18 @@ class Comparison:
     def _views_of_methods(self, view: View) -> dict[str, ComparedView]:
         entries = {name: entry[view] for name, entry in self.content["methods"].items()}
         return {name: entry for name, entry in entries.items() if entry is not None}
+
+
+def differing_views(methods: Mapping[str, ComparedMethod]) -> tuple[View, ...]:
+    """The views that differ: with global models and a client per domain both are the same."""
+    same = all(
+        entry["kind"] == "global"
+        and entry["global"]
+        and entry["personal"]
+        and entry["global"]["per_domain"] == entry["personal"]["per_domain"]
+        for entry in methods.values()
+    )
+    return VIEWS[:1] if methods and same else VIEWS
 
 
 def summarise(

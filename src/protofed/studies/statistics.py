@@ -57,7 +57,7 @@ def partial_spread(values: Sequence[float | None]) -> PartialSpread:
 def paired_tests(
     scores: Mapping[str, Mapping[int, float] | Sequence[float]], baseline: str, confidence: float = 0.95
 ) -> dict[str, PairedTest | None]:
-    """Each method against the baseline over the seeds both have; p-values corrected after Holm.
+    """Each method against the baseline over the seeds both have; p-values corrected by Holm's method.
 
     `scores` are {method: {seed: score}}, or lists where all methods have the same seeds. None where there are fewer
     than two seeds. Where the gap is the same for every seed a t-test says nothing: p is 1 if the gap is zero, else

@@ -17,7 +17,7 @@ from protofed.data.sources.arrays import damaged, from_unit, make_domain, make_i
 from protofed.data.sources.csv_files import find_image, first_match
 from protofed.data.sources.pictures import class_folders, read_files
 from protofed.data.sources.source import Size
-from protofed.errors import UserError
+from protofed.errors import UserError, missing_extra
 from protofed.system import check_array_size
 
 DIGITS = tuple("0123456789")
@@ -126,9 +126,7 @@ def _h5(path: Path) -> tuple[Images, Images]:
     try:
         h5py: Any = importlib.import_module("h5py")
     except ImportError:
-        raise UserError(
-            f"{path} needs the package h5py to be read (pip install h5py); or put usps.bz2 and usps.t.bz2 beside it"
-        ) from None
+        raise missing_extra(f"{path} needs h5py (or put usps.bz2 and usps.t.bz2 beside it)", "data") from None
     parts: list[Images] = []
     try:
         with h5py.File(path, "r") as file:

@@ -1,0 +1,74 @@
+"""A sweep as a page of its own: the winner, every trial on validation data, and the one look at test data."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from protofed.pages.drawing import line_chart
+from protofed.pages.elements import plain_table
+from protofed.pages.markup import Html, document, tag
+from protofed.studies.sweep_result import Sweep
+from protofed.text import counted, percent
+
+
+def sweep_page(sweep: Sweep, date: str, remarks: list[str]) -> str:
+    """The whole page; `date` and `remarks` are for the reader."""
+    content = sweep.content
+    title = f"Sweep of {content['method']} on {content['options']['data']}"
+    done = sum(trial["validation"] is not None for trial in content["trials"])
+    facts = [
+        f"{done} of {counted(len(content['trials']), 'trial')}",
+        f"seed{'s' if len(content['seeds']) > 1 else ''} {', '.join(map(str, content['seeds']))}",
+        date,
+    ]
+    header = tag("header", tag("h1", title), tag("p", " · ".join(facts), class_="subtitle"))
+    winner = sweep.winner()
+    lead = tag("p", f"{winner[0].upper()}{winner[1:]}.", class_="lead")
+    notes = [tag("p", remark, class_="note") for remark in remarks]
+    missing = [tag("p", f"Missing: {line}.", class_="note") for line in sweep.missing()]
+    share = f"{100 * float(content['validation']):.0f} %"
+    how = tag(
+        "p",
+        f"Trials are ranked on {share} of each client's training images, which are kept from training. Test images are "
+        "looked at once, for the winner.",
+        class_="small",
+    )
+    table = sweep.table()
+    trials = tag("section", tag("h2", "Trials"), plain_table(table.title, table.columns, table.rows), how)
+    result = tag("section", lead, *notes, *missing, aria_label="Result in words")
+    return document(title, header, tag("main", result, trials, *_effects(sweep), *_on_test_data(content)))
+
+
+def _effects(sweep: Sweep) -> Iterator[Html]:
+    """How the score goes with each numeric hyper-parameter: the mean over all trials that share a value."""
+    content = sweep.content
+    charts = []
+    for key in content["over"]:
+        by_value: dict[float, list[float]] = {}
+        for trial in content["trials"]:
+            value = _number(trial["settings"][key])
+            if value is not None and trial["validation"] is not None:
+                by_value.setdefault(value, []).append(trial["validation"]["mean"])
+        if len(by_value) > 1:
+            line = [(value, sum(scores) / len(scores)) for value, scores in sorted(by_value.items())]
+            charts.append(Html(line_chart(f"Validation score (%) by {key}", key, {key: line}).svg))
+    if charts:
+        note = "Mean over the trials that share a value; read it with care where the others were drawn at random."
+        yield tag("section", tag("h2", "What each one does"), *charts, tag("p", note, class_="small"))
+
+
+def _on_test_data(content: Mapping[str, Any]) -> Iterator[Html]:
+    best = content["best"]
+    for view, scores in best["test"].items() if best else ():
+        if scores is not None:
+            parts = scores["per_domain"] or scores["per_client"]
+            columns = ["", *parts, "average"]
+            row = ["accuracy", *(percent(each["mean"]) for each in parts.values()), percent(scores["average"]["mean"])]
+            table = plain_table(f"The winner on test data (%), {view} view", columns, [row])
+            yield tag("section", tag("h2", f"On test data, {view} view"), table)
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None

@@ -1,0 +1,3 @@
+"""The fixture that documents and examples share."""
+
+from small_world import place as place
