@@ -46,8 +46,8 @@ def forget_command(
 def _show(record: dict[str, Any], accuracy: Any, place: Path) -> None:
     view = None if accuracy is None else accuracy["global"]
     scored = "" if view is None or view["average"] is None else f", accuracy {percent(view['average'])} %"
-    remain = counted(len(record["left"]), "site")
+    images, remain = counted(record["images"], "image"), counted(len(record["left"]), "site")
     console().print(
-        f"{record['client']} and its {counted(record['images'], 'image')} are out of the result{scored}; {remain} left; "
+        f"{record['client']} and its {images} are out of the result{scored}; {remain} left; "
         f"{FORGOTTEN} in {place} says what was removed and what cannot be"
     )
