@@ -14,7 +14,9 @@ from local_sites import OPTIONS, Federation
 from safetensors.torch import load_file
 
 import protofed
+from protofed.clients import unpack
 from protofed.deploy.changes import SumChanges
+from protofed.deploy.protocol import SiteRequest
 from protofed.deploy.requests import OpenRequests, ask_to_forget
 from protofed.deploy.server import WaitLimits
 from protofed.errors import UserError
@@ -280,3 +282,39 @@ def test_without_a_server_at_work_a_folder_for_the_result_is_needed(three: Feder
     with pytest.raises(UserError, match=r"no server of this user and machine is at work.*give --out"):
         ask_to_forget(run.path, "b-0")
     assert not (run.path / "requests").exists()
+
+
+def test_who_was_left_out_of_the_exchange_is_added_when_it_is_back(three: Federation) -> None:
+    away = True
+
+    def hesitate(envelope: bytes, answer: Callable[[bytes], bytes]) -> bytes | None:
+        return None if away and asks_to_train(envelope) else answer(envelope)
+
+    def come_back() -> None:
+        nonlocal away
+        away = False
+
+    three.between("b", hesitate)
+    limits = WaitLimits(min_sites=2, round_timeout=0.5, wait=1.0, stay=0.0)
+    run = three.run("fedncm", limits=limits, callbacks=[AfterRound(come_back)], **EXACT)
+    assert [event["event"] for event in run.rounds[-1]["events"]] == ["left out", "joined"]
+    assert difference(run.path, reference(three, "fedncm", "abc")) < 1e-9
+
+
+def test_garbage_of_who_comes_late_is_not_added(federation: Federation) -> None:
+    for name in ("a", "b"):
+        federation.add(name)
+
+    def come() -> None:
+        federation.add("c")
+        federation.between("c", lambda envelope, answer: b"x" if asks_to_train(envelope) else answer(envelope))
+
+    run = federation.run("protoridge", callbacks=[AfterRound(come)], **EXACT)
+    assert run.rounds[-1]["participants"] == ["a-0", "b-0"]
+    assert list(run.config["partition"]["clients"]) == ["a-0", "b-0"]
+    assert difference(run.path, reference(federation, "protoridge", "ab")) < 1e-9
+
+
+def asks_to_train(envelope: bytes) -> bool:
+    request = SiteRequest.from_bytes(envelope)
+    return request.kind == "job" and unpack(request.body, "server")[0]["job"] == "train"

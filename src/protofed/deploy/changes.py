@@ -27,7 +27,7 @@ from protofed.inference.changed import (
 )
 from protofed.inference.forget import ForgetResult
 from protofed.method import Method
-from protofed.records import Record, decode_file
+from protofed.records import Record, decode_file, encode
 from protofed.runs.opened import Run
 
 _SECURE = "with secure=on no single upload leaves a site, and the sums with and without it would show what it sent"
@@ -68,7 +68,7 @@ class SumChanges:
         memory = self._asked(client) if state is None else self._read(client, state)
         at = replace(context.at(federation.rounds_done - 1, client), participants=tuple(left))
         try:
-            without = context.method.forget(server, memory, at)
+            without = _usable(lambda: context.method.forget(server, memory, at))
         except UserError as reason:
             raise UserError(f"{what}: {reason}; else train again without it") from None
         shut_out(client)
@@ -98,7 +98,7 @@ class SumChanges:
             upload, sent = federation.upload_of(client)
             at = replace(context.at(federation.rounds_done - 1, client), participants=tuple(sites))
             memory = context.method.memory_of(upload, self._blank(client).memory)
-            joined = context.method.include(server, memory, at)
+            joined = _usable(lambda: context.method.include(server, memory, at))
         except UserError:
             federation.enrol(before)
             raise
@@ -155,6 +155,16 @@ class SumChanges:
         if run.complete:
             federation.write_results(folder.path)
             write_summary(folder, run.summary, accuracy)
+
+
+def _usable(change: Callable[[], Record]) -> Record:
+    """The new state of the server; what a member sent may lead to none that is finite, and ends no run."""
+    try:
+        state = change()
+        encode(state, "server")
+    except (ArithmeticError, BadMessage, LookupError, RuntimeError, ValueError) as problem:
+        raise UserError(f"the server's state would not be usable ({type(problem).__name__})") from None
+    return state
 
 
 def record_for_site(record: Mapping[str, Any], run: str) -> bytes:

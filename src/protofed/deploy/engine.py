@@ -52,7 +52,9 @@ class AcceptedRounds:
     def learn(self, rounds: Iterable[Mapping[str, Any]]) -> None:
         """Take over the rounds that are committed."""
         for record in rounds:
-            missing = {event["client"] for event in record["events"] if event["event"] == "left out"}
+            # Who was left out may have been added afterwards; the last event counts.
+            last = {event["client"]: event["event"] for event in record["events"]}
+            missing = {client for client, event in last.items() if event == "left out"}
             self.commit([client for client in record["participants"] if client not in missing], record["round"] - 1)
 
     def answered(self, client: str, round: int, upload: bytes | None = None) -> None:

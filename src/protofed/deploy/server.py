@@ -415,7 +415,7 @@ class _Server:
                 assembly = self._agree(larger)
                 self._remember(census, coming=larger)
                 SumChanges(federation, self._accepted, self._options.method).add(f"{name}-0", assembly.prepared)
-            except UserError as problem:
+            except (UserError, BadMessage) as problem:
                 self._engine.terms = before
                 self._remember(census)
                 self._bad_hellos[name] = self._bad_hellos.get(name, 0) + 1
