@@ -113,7 +113,7 @@ def draw(found: Mapping[Line, Sequence[Sequence[float]]], epsilons: Sequence[str
     matplotlib.rcParams["svg.hashsalt"] = "protofed"  # the same picture from the same numbers
     from matplotlib import pyplot
 
-    figure, panel = pyplot.subplots(figsize=(7.6, 4.2))
+    figure, panel = pyplot.subplots(figsize=(8, 5))
     places = range(len(epsilons) + 1)
     for line, cells in found.items():
         if not all(cells):
@@ -127,7 +127,7 @@ def draw(found: Mapping[Line, Sequence[Sequence[float]]], epsilons: Sequence[str
     panel.set_ylabel("accuracy (%)")
     panel.set_ylim(0, 100)
     figure.legend(loc="outside lower center", fontsize="small", ncols=2)
-    figure.subplots_adjust(bottom=0.34)
+    figure.subplots_adjust(top=0.97, bottom=0.33)
     figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)
 
