@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +15,17 @@ from safetensors.torch import save
 from protofed.clients import Failed, GlobalModel, Job, Prepared, Result, RunContext, Train, Trained, TrainGroup
 from protofed.errors import BadMessage, NotFinite, UserError
 from protofed.federation.best import BestRound, BestTracker, By
+from protofed.federation.broadcasts import BroadcastEncoder
 from protofed.federation.class_mean_head import HeadStart, start_from_class_means
 from protofed.federation.door import Door
 from protofed.federation.engine import Engine, MaskingEngine, in_order
 from protofed.federation.evaluation import Evaluator, Member
 from protofed.federation.exchange import LEFT_OUT, Exchange
+from protofed.federation.failures import Diverged, TooFewClients
 from protofed.federation.folder import RunFolder
+from protofed.federation.policy import RoundPolicy
 from protofed.federation.spending import REPEATED, Spending
 from protofed.guards import UNGUARDED, SecureTally, UploadWords, possible_total, sensitivity_of
-from protofed.metrics import ACCURACY
 from protofed.records import Message, Record, Tally, Weights, adds_up, decode, encode
 from protofed.seeding import generator
 from protofed.system import write_atomically
@@ -33,48 +35,6 @@ log = logging.getLogger("protofed")
 _GROUPS = 64
 """Into how many groups the participants of a round are put to be added up, where there are enough of them."""
 _SMALLEST_GROUP = 4
-
-
-@dataclass(frozen=True)
-class RoundPolicy:
-    """How rounds are run: who takes part, how often they are scored, and what is kept of them."""
-
-    participation: float = 1.0
-    evaluate_every: int = 1
-    evaluate_local: bool = False
-    ensemble: bool = False
-    """After the last round the clients' models predict together."""
-    keep_messages: bool = False
-    """Every upload is kept as it was sent."""
-    min_clients: int = 1
-    """A round with fewer uploads does not count."""
-    class_mean_head: bool = False
-    """Before the first round the head is made of the clients' class means."""
-    snapshots: frozenset[int] = frozenset()
-    """After how many rounds a snapshot of all states is kept; 0: before the first."""
-    stop_when_flat: int | None = None
-    """Stop once so many rounds have not been better than the best before them."""
-    metric: str = ACCURACY
-    """What models are judged by on validation data."""
-
-    def participants_of(self, clients: int) -> int:
-        """How many of the clients train in a round."""
-        return max(1, math.ceil(self.participation * clients - 1e-9))
-
-
-class TooFewClients(RuntimeError):
-    """A round that cannot be closed, because too few clients have sent something that can be used."""
-
-
-class Diverged(Exception):
-    """A round that nobody's training survived: what came of it is not finite. The rounds before it are committed."""
-
-    def __init__(self, round: int, what: str) -> None:
-        super().__init__(f"in round {round} {what}")
-        self.round = round
-        """From 1, as in rounds.jsonl."""
-        self.what = what
-        """What is not finite, to be read after the round."""
 
 
 class Federation:
@@ -214,7 +174,7 @@ class Federation:
 
     def project(self) -> dict[str, Any]:
         """Let clients project their part prototypes, each onto its own images; accuracy before and after."""
-        return self.evaluator.project(self._next - 1, _BroadcastEncoder(self, self._next).message_to)
+        return self.evaluator.project(self._next - 1, BroadcastEncoder(self.broadcast, self._next).message_to)
 
     def write_results(self, folder: Path) -> None:
         """The model, the prototypes and what a newcomer would receive, where the method has them."""
@@ -342,7 +302,7 @@ class Federation:
         if round == 0 and self._head_start is not None:
             exchange.up += self._head_start.up
             exchange.down += self._head_start.down
-        encoder = _BroadcastEncoder(self, round)
+        encoder = BroadcastEncoder(self.broadcast, round)
         messages = {client: encoder.message_to(client) for client in participants}
         if not self.context.method.pools_data:
             for message in messages.values():
@@ -436,7 +396,7 @@ class Federation:
         if not last and (round + 1) % self._policy.evaluate_every:
             return None, None
         # What clients would use now is what the next round would send them.
-        encoder = _BroadcastEncoder(self, round + 1)
+        encoder = BroadcastEncoder(self.broadcast, round + 1)
         newcomer = self.broadcast(round + 1, None)
         weights = self.context.method.global_weights(self.server)
         package = None if weights is None else encode(GlobalModel(weights, newcomer), "server")
@@ -458,21 +418,6 @@ class Federation:
         """How much each member counts, as the method says; they sum to 1."""
         weights = {client: self.context.method.member_weight(self.context.at(round, client)) for client in members}
         return {client: weight / sum(weights.values()) for client, weight in weights.items()}
-
-
-class _BroadcastEncoder:
-    """Encodes broadcasts, once where every client is sent the same record."""
-
-    def __init__(self, federation: Federation, round: int) -> None:
-        self._federation = federation
-        self._round = round
-        self._last: tuple[Record, Message] | None = None
-
-    def message_to(self, client: str) -> Message:
-        record = self._federation.broadcast(self._round, client)
-        if self._last is None or self._last[0] is not record:
-            self._last = (record, encode(record, "server"))
-        return self._last[1]
 
 
 class _Clock:
