@@ -213,9 +213,10 @@ def main(arguments: Sequence[str] | None = None) -> dict[tuple[str, str], dict[s
         chosen = "" if given.methods == ",".join(METHODS) else f" --methods {given.methods}"
         command = f"python -m benchmarks.hostile --rounds {given.rounds} --seeds {given.seeds}{chosen} --write"
         told = ", ".join(f"{key} {value}" for key, value in OPTIONS.items() if key != "set")
-        own = "; ".join(f"{name} with {key}={value}" for name, each in METHODS.items() for key, value in each.items())
-        once = ", ".join(_ONE_EXCHANGE)
-        how = f"{told}, {given.rounds} rounds, one of {once}; {own}"
+        methods = given.methods.split(",")
+        own = [f"{name} with {key}={value}" for name in methods for key, value in METHODS[name].items()]
+        own += [f"{name} in one round" for name in methods if name in _ONE_EXCHANGE]
+        how = "; ".join([f"{told}, {given.rounds} rounds", *own])
         what = f"{how}. Accuracy (%) of the final model, mean of seeds {given.seeds}."
         body = f"{what}\n\n{text}"
         name = f"hostile_{given.methods.replace(',', '_')}" if chosen else "hostile"
