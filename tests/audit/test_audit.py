@@ -126,7 +126,7 @@ def test_verdict_and_reason_agree():
     alike = {"below_risk_line": 0.3, "class_mean_below_risk_line": 0.75, "rms": 0.12, "class_mean_rms": 0.09}
     said = of_features("pool", alike, True)
     assert said.startswith("Nothing found")
-    assert "30% come within 0.1, of class means 75%" in said
+    assert "30 % come within 0.1, against 75 % of class means" in said
     # Some images are given away although the mean distance is no better.
     some = {"below_risk_line": 0.3, "class_mean_below_risk_line": 0.1, "rms": 0.25, "class_mean_rms": 0.25}
     assert of_features("pool", some, True).startswith("At risk: some images")

@@ -145,7 +145,11 @@ def test_the_report_of_a_run_shows_its_explanations_and_embeddings(parts_run: Pa
     shutil.copytree(parts_run, copy)
     explain(copy, domain="b", count=2, faithful=True)
     embed([copy], out=copy / "embeddings", samples=20, rounds=[0, 2])
-    found = {gallery.name: gallery for gallery in galleries(read(copy).all_runs)}
+    # Its clients have projected their prototypes, so pictures of images show pieces of training images, too.
+    fit_to_send = {gallery.name: gallery for gallery in galleries(read(copy).all_runs)}["explanations"]
+    assert (len(fit_to_send.pictures), fit_to_send.of_training_images) == (2 + 1, 2)
+    assert "pieces of training images" in (copy / "explanations" / "index.html").read_text()
+    found = {gallery.name: gallery for gallery in galleries(read(copy).all_runs, with_training_images=True)}
     assert len(found["explanations"].pictures) == 2 + 2 + 1
     assert found["explanations"].left_out == 0
     assert found["explanations"].tables[0].title == "Agreement between clients"

@@ -17,7 +17,7 @@ def audit_page(content: Mapping[str, Any], folder: Path, with_training_images: b
     header = tag("header", tag("h1", content["title"]), tag("p", subtitle, class_="subtitle"))
     verdicts = tag("section", tag("ul", *(tag("li", text) for text in content["verdicts"])), aria_label="Verdicts")
     tables = [
-        tag("section", tag("h2", table.title), plain_table(table.title, table.columns, table.rows))
+        tag("section", tag("h2", table.title), plain_table("Figures", table.columns, table.rows))
         for table in audit_tables(content)
     ]
     attack, extractor = content["attack"], content["extractor"]

@@ -53,7 +53,7 @@ def _more_given_away(figures: Mapping[str, Any]) -> bool:
 def _shares(figures: Mapping[str, Any]) -> str:
     """Both shares: images that are alike come within the line of their class mean, which gives nothing away."""
     share, guess = figures["below_risk_line"], figures["class_mean_below_risk_line"]
-    return f"{share:.0%} come within {RISK:g}, of class means {guess:.0%}"
+    return f"{100 * share:.0f} % come within {RISK:g}, against {100 * guess:.0f} % of class means"
 
 
 def of_single_images(clients: Mapping[str, list[str]]) -> list[str]:

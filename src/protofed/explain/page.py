@@ -30,8 +30,14 @@ def _findings(content: Mapping[str, Any]) -> Html:
         "section",
         tag("p", about(content)),
         tag("ul", *(tag("li", text) for text in content["findings"])),
-        *(tag("p", note, class_="note") for note in content["notes"]),
+        *(tag("p", note, class_="note") for note in (*_on_training_images(content), *content["notes"])),
     )
+
+
+def _on_training_images(content: Mapping[str, Any]) -> list[str]:
+    if not any(item.get("training_images") for item in content["items"]):
+        return []
+    return ["This page shows pieces of training images. Send it to nobody who may not see them"]
 
 
 def _images(content: Mapping[str, Any], folder: Path) -> Iterator[Html]:

@@ -119,9 +119,8 @@ def _headed(draw: ImageDraw.ImageDraw, column: Column, classes: Sequence[str], l
         draw.rectangle([left, top + 3, left + 10, top + 13], fill=mark, outline=FAINT)
     draw.text((left + (16 if mark else 0), top), short(column.title, 20), fill=INK, font=font(_TEXT + 1))
     explanation, evidence = column.explanation, column.evidence
-    prediction = (
-        f"{short(classes[explanation.predicted], 14)} {100 * explanation.probabilities[explanation.predicted]:.0f} %"
-    )
+    sure = 100 * explanation.probabilities[explanation.predicted]
+    prediction = f"says {short(classes[explanation.predicted], 11)} ({sure:.0f} %)"
     draw.text((left, top + LINE), prediction + (", wrong" if column.right is False else ""), fill=INK, font=font())
     speaks = "for" if evidence.speaks_for else "against"
     text = f"{speaks}: {evidence.words([short(name, 12) for name in classes])}"

@@ -35,9 +35,9 @@ def picture(source: str, text: str, caption: bool = True) -> Html:
     return tag("figure", image, tag("figcaption", text)) if caption else tag("figure", image)
 
 
-def gallery(pictures: Iterable[Html]) -> Html:
-    """Pictures side by side, as many as there is room for."""
-    return tag("div", *pictures, class_="gallery")
+def gallery(pictures: Iterable[Html], wide: bool = False) -> Html:
+    """Pictures side by side, as many as there is room for; `wide`: one below the other, each as wide as the page."""
+    return tag("div", *pictures, class_="gallery wide" if wide else "gallery")
 
 
 def method_table(

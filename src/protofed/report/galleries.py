@@ -18,6 +18,7 @@ GALLERIES = {
 """Folder and file name without suffix; `NAME/NAME.json` is {"title", "text", "items": [{"image", "caption"}], "tables":
 [{"title", "columns", "rows"}]}, of which only items or tables must be there; images are PNG files beside it."""
 
+_SHEETS = ("embeddings", "explanations")
 _MOST_IMAGES = 24
 _MOST_BYTES = 3_000_000
 """Of all pictures of one gallery, so that the page can still be sent."""
@@ -37,6 +38,11 @@ class Gallery:
     verdicts: list[str]
     of_training_images: int
     """Pictures that show training images and are therefore not on the page."""
+
+    @property
+    def wide(self) -> bool:
+        """Whether its pictures are sheets with text inside, which cannot be read when they are small."""
+        return self.name in _SHEETS
 
 
 class _EmbeddedPicture(NamedTuple):

@@ -331,7 +331,7 @@ def _gallery(shown: Gallery) -> Html:
         for table in shown.tables
     ]
     if shown.pictures:
-        parts.append(gallery(picture(each.source, each.caption) for each in shown.pictures))
+        parts.append(gallery((picture(each.source, each.caption) for each in shown.pictures), wide=shown.wide))
     if shown.of_training_images:
         left_out = counted(shown.of_training_images, "picture")
         text = f"{left_out} of training images left out, so that this page can be sent."

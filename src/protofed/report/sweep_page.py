@@ -57,9 +57,11 @@ def _effects(sweep: Sweep) -> Iterator[Html]:
 
 
 def _on_test_data(content: Mapping[str, Any]) -> Iterator[Html]:
-    best = content["best"]
+    best, shown = content["best"], []
     for view, scores in best["test"].items() if best else ():
-        if scores is not None:
+        # With global models and a client per domain both views are the same.
+        if scores is not None and scores["per_domain"] not in shown:
+            shown.append(scores["per_domain"])
             parts = scores["per_domain"] or scores["per_client"]
             columns = ["", *parts, "average"]
             row = ["accuracy", *(percent(each["mean"]) for each in parts.values()), percent(scores["average"]["mean"])]

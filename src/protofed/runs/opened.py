@@ -52,7 +52,7 @@ _MODEL, _PROTOTYPES, _BROADCAST = "model.safetensors", "prototypes.safetensors",
 
 
 class Run:
-    """One run folder: configuration, rounds, summary and model; read anew each time, so that a run can be followed."""
+    """One run folder: configuration, rounds, summary and model; read when asked for, so that a run can be followed."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
