@@ -107,12 +107,17 @@ def test_stopping_says_what_is_kept_and_how_to_go_on(tmp_path: Path, tiny_data: 
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ},
+        # A shell that starts tests in the background has them ignore it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    deadline = time.monotonic() + 120
-    while not (out / "rounds.jsonl").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    said = process.communicate(timeout=60)[1].strip().splitlines()[-1]
+    try:
+        deadline = time.monotonic() + 120
+        while not (out / "rounds.jsonl").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=60)[1].strip().splitlines()[-1]
+    finally:
+        process.kill()
     assert process.returncode == 130
     done = len(protofed.Run(out).rounds)
     assert said == f"stopped; {done} of 100000 rounds are kept. To go on: protofed run --resume --out '{out}'"
