@@ -172,7 +172,7 @@ def _clock_that_ends(done: threading.Event) -> Callable[[], float]:
 @pytest.mark.parametrize(
     ("method", "options", "reason"),
     [
-        ("fedavg", {}, "fedavg cannot forget b-0: its state is no sum over clients.*else train again"),
+        ("fedavg", {}, "fedavg cannot forget b-0: its state is not a sum over clients.*else train again"),
         ("fedncm", {"set": {**OPTIONS["set"], "finetune": 1}}, "followed by rounds"),
         ("protoridge", {"robust": "median"}, "is no sum"),
         ("fedncm", {"guard": "quantise=8"}, "rounded it"),

@@ -44,7 +44,7 @@ def opened_with_images(run: str | Path) -> OpenRun:
 def refuse_what_is_no_sum(context: RunContext) -> None:
     """Raise where the run's uploads were not simply added up as sites remember them."""
     if context.robust is not None:
-        raise UserError("robust aggregation is no sum, so nobody's part can be told apart in it")
+        raise UserError("robust aggregation gives no sum, so nobody's part can be told apart in it")
     if context.max_share is not None:
         raise UserError("max_share cuts weights by those of all, so nobody's part can be told apart in the sum")
     if context.guard.noisy or context.guard.quantise:
