@@ -186,7 +186,7 @@ def main() -> None:
     if wanted is None:
         results.write()
     else:
-        print(results.page(wanted), end="")
+        print(results.page(Path(wanted).name.removesuffix(".json")), end="")
 
 
 if __name__ == "__main__":
