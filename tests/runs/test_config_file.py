@@ -150,3 +150,14 @@ def test_comparisons_from_files(command: Callable[..., tuple[int, str, str]], ti
     code, _, error = command("compare", "--out", "none")
     assert code == 2
     assert "name the methods to compare" in error
+
+
+def test_what_a_command_decides_itself_is_left_out_and_said(
+    command: Callable[..., tuple[int, str, str]], tiny_data: str
+) -> None:
+    Path("run.toml").write_text(
+        f'method = "fedprox"\nseed = 3\ndata = {json.dumps(tiny_data)}\nmodel = "mlp"\nrounds = 1\n'
+    )
+    code, _, said = command("compare", "fedavg", "--config", "run.toml", "--out", "one", "--quiet", "--engine", "loop")
+    assert (code, protofed.Comparison.read("one").content["seeds"]) == (0, [0])
+    assert "run.toml: method, seed: not an option of this command" in said

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import logging
 from collections.abc import Callable, Mapping
 from functools import wraps
 from pathlib import Path
@@ -15,6 +16,8 @@ from protofed.cli import completion
 from protofed.errors import UserError
 from protofed.runs import Options
 from protofed.runs.config_file import options_to_repeat, read_config
+
+log = logging.getLogger("protofed")
 
 QuietOption = Annotated[bool, typer.Option("--quiet", help="say nothing but warnings")]
 JsonOption = Annotated[bool, typer.Option("--json", help="for machines")]
@@ -81,7 +84,11 @@ def takes_run_options(
             given = {name: values.pop(name) for name in names}
             run_options = {name: value for name, value in given.items() if value not in (None, [])}
             if config is not None and (path := values.pop("config")) is not None:
-                content = read_config(path, [*names, *config])
+                content = read_config(path, [*Options.model_fields, *config])
+                others = [name for name in content if name in without and name not in config]
+                if others:
+                    log.warning("%s: %s: not an option of this command, so left out", path, ", ".join(others))
+                content = {name: value for name, value in content.items() if name not in others}
                 for entry in own:
                     if entry.name in config and entry.name in content:
                         stored = _own_value(path, entry, content.pop(entry.name))
