@@ -113,9 +113,9 @@ def _settings() -> str:
     return (
         "EfficientNet-Lite0 with ImageNet weights, frozen; PACS at 160 pixels, two clients of each domain with 30 % of "
         "its images each; fundus photographs at 224, a client for each site with all of its images. fedcof with "
-        "parts=8. fedavg and feddyn train the head for 10 rounds of one epoch (SGD 0.03); methods that pull at features "
-        "are fedavg behind a frozen backbone. Mean ± standard deviation over seeds; first the domains that were trained "
-        "on, then each as the one left out."
+        "parts=8. fedavg and feddyn train the head for 10 rounds of one epoch (SGD 0.03); methods that pull at "
+        "features are fedavg behind a frozen backbone. Mean ± standard deviation over seeds; first the domains that "
+        "were trained on, then each as the one left out."
     )
 
 
