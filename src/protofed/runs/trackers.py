@@ -7,6 +7,7 @@ the run folder, so that a resumed run goes on where it was.
 import json
 import logging
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -36,7 +37,7 @@ class _TrackedRun(Protocol):
     def finish(self, summary: _Figures, failed: bool) -> None: ...
 
 
-class Tracker:
+class Tracker(ABC):
     """Callback of a run, or of many side by side: hands every figure of every round to a tracker."""
 
     name: str
@@ -44,9 +45,9 @@ class Tracker:
     def __init__(self) -> None:
         self._open: dict[Path, _TrackedRun] = {}
 
+    @abstractmethod
     def begin(self, run: Run, id: str | None) -> _TrackedRun:
         """Begin a run of the tracker, or go on with that of `id`."""
-        raise NotImplementedError
 
     def run_start(self, run: Run, rounds_done: int) -> None:
         """Begin, or go on where an interrupted run was."""
