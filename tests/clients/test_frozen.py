@@ -29,6 +29,7 @@ from protofed.models.passed import ImagesWanted
 from protofed.records import Weights
 from protofed.registry import register
 from protofed.runs.assembly import Assembly, assemble
+from protofed.runs.description import describe_run
 from protofed.runs.options import make_options
 from protofed.testing import results_of
 from protofed.verbs import cross_entropy
@@ -372,7 +373,7 @@ def test_features_that_would_not_fit(ready: Callable[..., Assembly], monkeypatch
     found = ready("fedadapter")
     assert [part.prefix for part in found.context.frozen] == [()]
     assert found.context.frozen[0].recipes
-    assert "disk" in str(found.description()["engine"]["frozen"]["why"])
+    assert "disk" in str(describe_run(found)["engine"]["frozen"]["why"])
     with pytest.raises(UserError, match="would not fit on the disk"):
         ready("fedadapter", frozen="cached")
 

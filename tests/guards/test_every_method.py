@@ -12,6 +12,7 @@ from protofed.guards import privatise, sensitivity_of
 from protofed.records import ClassTable, Weights, parts_of
 from protofed.registry import find_method, method_names
 from protofed.runs.assembly import Assembly, assemble
+from protofed.runs.description import describe_run
 from protofed.runs.options import make_options
 
 pytest.importorskip("opacus")
@@ -71,7 +72,7 @@ def test_what_cannot_be_bounded_is_refused(method: str, reason: str, tiny_data: 
 @pytest.mark.parametrize("method", [name for name in method_names() if name not in REFUSED])
 def test_a_named_epsilon_is_what_a_whole_client_spends(method: str, tiny_data: str) -> None:
     parts = assembled(method, tiny_data, "unit=client,epsilon=5,delta=1e-4")
-    planned = parts.description()["privacy"]
+    planned = describe_run(parts)["privacy"]
     assert 4.9 < planned["epsilon"] <= 5
     assert (planned["unit"], planned["delta"]) == ("client", 1e-4)
     assert 0 < planned["one_round"] <= planned["epsilon"]
@@ -92,7 +93,7 @@ def sample_level(method: str, data: str) -> Assembly:
 
 @pytest.mark.parametrize("method", SEPARABLE)
 def test_a_named_epsilon_is_what_one_sample_spends(method: str, tiny_data: str) -> None:
-    planned = sample_level(method, tiny_data).description()["privacy"]
+    planned = describe_run(sample_level(method, tiny_data))["privacy"]
     assert 2.9 < planned["epsilon"] <= 3
     assert planned["unit"] == "sample"
 

@@ -24,6 +24,7 @@ from protofed.inference.changed import (
 from protofed.models.net import Net
 from protofed.records import encode
 from protofed.runs.assembly import Assembly
+from protofed.runs.description import describe_run
 from protofed.runs.opened import OpenRun
 
 
@@ -93,7 +94,7 @@ def add_site(host: OpenRun, newcomer: Assembly, folder: Path) -> AdditionResult:
 def _enrol(host: OpenRun, newcomer: Assembly, target: RunFolder) -> None:
     """Write the newcomer into run.json and partition.npz, its images behind those of the others."""
     config, partition = dict(host.config), Partition.load(host.run.path / "partition.npz")
-    own, other = newcomer.description(), newcomer.context.partition
+    own, other = describe_run(newcomer), newcomer.context.partition
     (client,) = other.clients
     entry = own["partition"]["clients"][client]
     if client in partition.clients:

@@ -1,13 +1,10 @@
 """Options become a federation that is ready to run; mistakes of the user show here, before anything is written."""
 
-import platform
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from importlib.metadata import version
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import numpy as np
 import torch
 from pydantic import Field
 
@@ -27,7 +24,6 @@ from protofed.models import (
     WeightsReport,
     choose_layout,
 )
-from protofed.models.freezing import parameter_count
 from protofed.records import parse_robust
 from protofed.registry import find_method, load_plugin, make_method, preset_settings
 from protofed.runs.network import (
@@ -41,7 +37,7 @@ from protofed.runs.network import (
     restore_backbone,
 )
 from protofed.runs.options import Options, make_options
-from protofed.runs.place import data_here, place_record
+from protofed.runs.place import data_here
 from protofed.runs.refusals import refuse_impossible
 from protofed.runs.warnings import run_warnings
 from protofed.seeding import keyed_torch
@@ -98,85 +94,6 @@ class Assembly:
         """What holds of the options that the method wants, where they are not those of every run."""
         wanted = type(self.context.method).run_defaults
         return {name: value for name, value in wanted.items() if getattr(self.options, name) == value}
-
-    def _data(self) -> dict[str, Any]:
-        dataset = self.context.dataset
-        return {
-            "name": dataset.name,
-            "source": dataset.source,
-            "licence": dataset.licence,
-            "classes": list(dataset.classes),
-            "image_shape": list(dataset.image_shape),
-            "normalise": asdict(dataset.normalise),
-            "augment": str(self.context.augment),
-            "domains": {
-                name: {
-                    "train": len(domain.train),
-                    "test": len(domain.test),
-                    **({} if domain.validation is None else {"validation": len(domain.validation)}),
-                }
-                for name, domain in dataset.domains.items()
-            },
-            "place": place_record(dataset),
-        }
-
-    def description(self) -> dict[str, Any]:
-        """Everything resolved, as run.json has it; but for the engine nothing in it depends on when or where."""
-        context, options = self.context, self.options
-        dataset, partition = context.dataset, context.partition
-        return {
-            "options": options.model_dump(),
-            "method": {
-                "name": options.method,
-                "kind": context.method.kind,
-                "knobs": asdict(context.method),
-                "run_defaults": self.run_defaults,
-                "starts_from_means": self.starts_from_means,
-            },
-            "data": self._data(),
-            "partition": {
-                "protocol": partition.protocol,
-                "hash": partition.hash,
-                "held_out": list(partition.held_out),
-                "clients": {
-                    client: {
-                        "domain": partition.domain[client],
-                        "train": len(partition.train[client]),
-                        "holdout": len(partition.holdout[client]),
-                        "per_class": counts.tolist(),
-                    }
-                    for client, counts in zip(
-                        partition.clients, partition.counts(dataset.pooled_labels(), len(dataset.classes)), strict=True
-                    )
-                },
-            },
-            "model": self._model_description(),
-            "plan": asdict(context.plan),
-            "guard": context.guard.model_dump(),
-            **({"privacy": self.prepared.privacy_ledger().planned()} if context.guard.promises else {}),
-            "robust": options.robust,
-            "max_share": options.max_share,
-            "seed": options.seed,
-            "engine": {**asdict(self.engine), "layout": context.layout, "frozen": self.frozen},
-            "warnings": list(self.warnings),
-            "versions": {
-                "protofed": version("protofed"),
-                "python": platform.python_version(),
-                "torch": torch.__version__,
-                "numpy": np.__version__,
-            },
-        }
-
-    def _model_description(self) -> dict[str, Any]:
-        context = self.context
-        return {
-            "name": ",".join(self.network.names),
-            "options": self.options.settings_for("model"),
-            "parameters": [parameter_count(model) for model in context.models],
-            "start": {**self.network.summary(), "reason": self.network.reason or None},
-            "dim": context.model.dim,
-            "weights": None if self.weights is None else self.weights.summary(),
-        }
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from protofed.federation import Diverged, Engine, Federation, RoundPolicy, RunFo
 from protofed.federation.chance import chance_levels
 from protofed.runs.assembly import Assembly, ClientSideRecipe, assemble
 from protofed.runs.config_file import CONFIG_FILE, config_text, options_to_repeat
+from protofed.runs.description import describe_run
 from protofed.runs.estimate import estimate_seconds, refuse_if_too_large
 from protofed.runs.extend import EXTENDS, MAY_CHANGE, MOVES, extend, extends, refuse_changes, refuse_extension
 from protofed.runs.health import COLLAPSES, diagnose, divergence, line_of, with_kept_round
@@ -200,7 +201,7 @@ def write_description(assembly: Assembly, federation: Federation, folder: RunFol
     """run.json, config.toml and who holds what: when a run begins, and anew when clients have joined it."""
     assembly.context.partition.save(folder.path / "partition.npz")
     views = {"personal_test": federation.evaluator.personal_test, "chance": chance_levels(assembly.context)}
-    description = assembly.description()
+    description = describe_run(assembly)
     folder.write_json("run.json", {**description, **views})
     write_atomically(folder.path / CONFIG_FILE, config_text(options_to_repeat(description)).encode())
 
