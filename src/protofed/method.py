@@ -249,10 +249,13 @@ class Method(Generic[U]):
 
     weighting: Literal["samples", "uniform"] = knob("weight of a client in averages of weights", default="samples")
     proto_pass: Literal["extra_eval", "last_epoch"] = knob(
-        "local prototypes from a clean pass after training, or as seen during the last epoch", default="extra_eval"
+        "compute local prototypes in a clean pass after training, or from features seen during the last epoch",
+        default="extra_eval",
     )
-    stale_protos: Literal["keep", "drop"] = knob("what becomes of a prototype nobody sent this round", default="keep")
-    persist_optimizer: bool = knob("keep momentum and moments between rounds instead of starting afresh", default=False)
+    stale_protos: Literal["keep", "drop"] = knob(
+        "what happens to a prototype that nobody sent this round", default="keep"
+    )
+    persist_optimizer: bool = knob("keep momentum and moments between rounds instead of resetting them", default=False)
     drop_singleton_batch: bool = knob(
         "skip a trailing batch of one sample, which breaks batch normalisation", default=True
     )
@@ -370,19 +373,19 @@ class Method(Generic[U]):
         """The server's state as if `at.client`, whose memory this is, had never sent anything; the others remain as
         `at.participants`.
         """
-        raise UserError("its state is not a sum over clients, so nobody's part can be taken out of it")
+        raise UserError("its state is not a sum over clients, so no client's share can be subtracted")
 
     def include(self, server: Any, memory: Any, at: At) -> Record:
         """The server's state as if `at.client`, whose memory this is, had sent its part with the others; all of them
         are `at.participants`.
         """
-        raise UserError("its state is not a sum over clients, so nothing can be added to it")
+        raise UserError("its state is not a sum over clients, so nothing can be added")
 
     def memory_of(self, upload: Any, like: Any) -> Record:
         """What a client remembers that has sent this upload, a record such as `like`; for `forget` and `include` where
         the client's memory is elsewhere.
         """
-        raise UserError("its state is no sum over clients, so nobody's part can be told from an upload")
+        raise UserError("its state is not a sum over clients, so no client's share can be recovered from an upload")
 
     # What comes out
 

@@ -25,19 +25,19 @@ class BalancedMoments(OnePass[U]):
     """
 
     gram: Literal["full", "sketch", "none"] = knob(
-        "second moments: as they are (they add up), by a sketch in eight bits (it does not), or none", default="full"
+        "second moments: full (they add up), as an eight-bit sketch (it does not), or none", default="full"
     )
     balance: Literal["none", "domain", "site"] = knob("images, domains or sites count equally", default="none")
-    rank: Whole = knob("directions of a sketch, at most a quarter of the site's images", default=32)
+    rank: Whole = knob("directions of a sketch, limited to a quarter of the site's images", default=32)
 
     def sum_sensitivity(self, unit: Literal["sample", "client"], bound: float, at: At) -> Mapping[str, SumSensitivity]:
         """Of what adds up; a sketch does not."""
         if self.gram == "sketch":
-            raise UserError("guard: of a sketch no bound is known; use gram=none or gram=full")
+            raise UserError("guard: no bound is known for a sketch; use gram=none or gram=full")
         if unit == "sample" and self.balance == "site":
             raise UserError(
-                "guard: with balance=site an image changes how much all others of its site count; use balance=domain, "
-                "or bound the site: unit=client"
+                "guard: with balance=site one image changes the weight of all others at its site; use "
+                "balance=domain, or protect the whole site: unit=client"
             )
         known = super().sum_sensitivity(unit, bound, at)
         return known if self.gram == "none" else with_second_moment(known["sums"], at.dim)

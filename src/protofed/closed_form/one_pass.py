@@ -53,7 +53,7 @@ class OnePass(Method[U]):
     steps = (Step(trains=head),)
     sends_down = "weights of the head"
 
-    min_count: Whole = knob("classes of which a site has fewer images are left out of what it sends", default=1)
+    min_count: Whole = knob("leave out classes for which a site has fewer images", default=1)
 
     @property
     def separable(self) -> bool:
@@ -64,8 +64,8 @@ class OnePass(Method[U]):
         """An image changes one class sum by at most its length, and one count by 1."""
         if unit == "sample" and self.min_count > 1:
             raise UserError(
-                "guard: with min_count one image can let several others in, so what it changes is not bounded; noise "
-                "covers small classes, so leave min_count out"
+                "guard: with min_count one image can let several others in, so its effect is not bounded; noise "
+                "covers small classes, so omit min_count"
             )
         return {"sums": SumSensitivity(min(bound, 1.0))}
 
@@ -82,8 +82,8 @@ class OnePass(Method[U]):
             return []
         sites = ", ".join(named[:_NAMED]) + (f" and {len(named) - _NAMED} more sites" if len(named) > _NAMED else "")
         if self.min_count == 1:
-            return [f"a class of one image sends that image's feature (min_count=2 leaves it out): {sites}"]
-        return [f"classes of fewer than {self.min_count} images are left out: {sites}"]
+            return [f"a class with one image sends that image's feature (min_count=2 leaves it out): {sites}"]
+        return [f"classes with fewer than {self.min_count} images are left out: {sites}"]
 
     def plan(self, plan: Plan) -> Plan:
         """One exchange, in which nothing is trained."""
@@ -187,7 +187,7 @@ class OnePass(Method[U]):
 class FineTuned(OnePass[U]):
     """A one-pass method after which the head may be trained, by FedAvg."""
 
-    finetune: Annotated[int, Field(ge=0)] = knob("rounds of FedAvg of the head that follow", default=0)
+    finetune: Annotated[int, Field(ge=0)] = knob("number of FedAvg rounds on the head that follow", default=0)
 
     def plan(self, plan: Plan) -> Plan:
         """The exchange, and as many rounds as are asked for, of as many epochs as a round is to have."""
@@ -202,13 +202,15 @@ class FineTuned(OnePass[U]):
     def sum_sensitivity(self, unit: Literal["sample", "client"], bound: float, at: At) -> Mapping[str, SumSensitivity]:
         """Of the exchange; what training would add to it is not covered."""
         if self.finetune:
-            raise UserError("guard: noise covers the sums, not the training that follows them; leave finetune out")
+            raise UserError("guard: noise covers the sums, but not the training that follows; omit finetune")
         return super().sum_sensitivity(unit, bound, at)
 
     def refuse_unless_sum(self) -> None:
         """What training took from a site stays in the head."""
         if self.finetune:
-            raise UserError("the head was trained after it was computed, and what it learnt stays; run with finetune=0")
+            raise UserError(
+                "the head was trained after it was computed, and what it learnt stays in it; run with finetune=0"
+            )
 
 
 def head_weights(W: Tensor, b: Tensor, like: Weights) -> Weights:

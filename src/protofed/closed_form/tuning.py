@@ -52,10 +52,10 @@ class TunedBySites(BalancedMoments[Any]):
 
     lam: Positive = knob("ridge, in units of the mean variance", default=1.0)
     tune: Literal["none", "lam", "temperature", "both"] = knob(
-        "what sites choose by scoring heads made without them, in a second exchange", default="none"
+        "what sites choose in a second exchange, by scoring heads computed without them", default="none"
     )
     rho: NonNegative = knob(
-        "how much more a site's own images count in a head of its own; 0: all sites have the same", default=0.0
+        "how much more a site's own images count in its own head; 0: all sites share one head", default=0.0
     )
 
     @property
@@ -71,7 +71,7 @@ class TunedBySites(BalancedMoments[Any]):
     def sum_sensitivity(self, unit: Literal["sample", "client"], bound: float, at: At) -> Mapping[str, SumSensitivity]:
         """Of the first exchange; noise does not cover those that may follow."""
         if self.tune != "none" or self.rho:
-            raise UserError("guard: noise covers one exchange of sums; leave tune and rho out")
+            raise UserError("guard: noise covers one exchange of sums; omit tune and rho")
         return super().sum_sensitivity(unit, bound, at)
 
     def plan(self, plan: Plan) -> Plan:
@@ -162,7 +162,7 @@ class TunedBySites(BalancedMoments[Any]):
     def forget(self, server: RidgeServer, memory: Any, at: At) -> RidgeServer:
         """A subtraction."""
         if len(at.plan.epochs) > 1:
-            raise UserError("sites chose by heads in which it took part (tune, rho); run without")
+            raise UserError("the sites chose by heads in which it took part (tune, rho); run again without it")
         left = replace(server, total=subtracted(server.total, self.as_moments(memory, at)))
         return self.with_head(left, at)
 

@@ -9,15 +9,15 @@ from protofed.registry import register
 
 @register("centralized")
 class Centralized(FedAvg):
-    """One model trained on everybody's data, for as many epochs as a client would train: the upper bound."""
+    """One model trained on all clients' data, for as many epochs as a client would train: the upper bound."""
 
-    paper = "None: the upper bound that comparisons are drawn against"
+    paper = "None: the upper bound for comparisons"
     sends_up = "nothing (the data are pooled)"
     sends_down = "nothing"
-    readings = ("The optimiser goes on over the rounds, as it would in one long training (persist_optimizer).",)
+    readings = ("The optimiser state is kept across rounds, as in one long training (persist_optimizer).",)
     pools_data = True
 
-    persist_optimizer: bool = knob("keep momentum and moments between rounds instead of starting afresh", default=True)
+    persist_optimizer: bool = knob("keep momentum and moments between rounds instead of resetting them", default=True)
 
 
 @register("single")
@@ -28,9 +28,9 @@ class Single(FedAvg):
     sends_up = "weights, sample count, once"
     sends_down = "weights, once"
     readings = (
-        "Whether the average is weighted is not said; by samples (weighting).",
-        "The averaged model is scored; --evaluate-local adds the clients' own, often higher, accuracy.",
-        "A schedule goes by rounds, of which there is one: the learning rate stays what it is.",
+        "The paper does not say whether the average is weighted; we weight by samples (weighting).",
+        "The averaged model is scored; --evaluate-local adds the often higher accuracy of the clients' own models.",
+        "A schedule counts rounds, and there is only one: the learning rate stays constant.",
     )
 
     def plan(self, plan: Plan) -> Plan:

@@ -18,23 +18,27 @@ from protofed.verbs import class_means, cross_entropy, head_or_nearest, pull
 
 @register("conffedproto")
 class ConfFedProto(ExchangesPrototypes):
-    """Personal models that exchange class means, in which a sample counts as much as the model trusts its label."""
+    """Personal models that exchange class means, with each sample weighted by the model's confidence in its label."""
 
     paper = (
         "Telila and Yogenthiran, Adaptive Confidence-Based Prototype Aggregation for Federated Prototype Learning, 2025"
     )
     sends_up = "confidence-weighted prototypes of the classes held, their counts"
     readings = (
-        "B1: Eq. 2 divides by the count, which shrinks prototypes by the mean confidence; literal (conf_normaliser).",
-        "B2: the text aligns raw embeddings, the released code confidence-scaled ones; scaled (align_on).",
-        "B3: whether the confidence is a constant is not said; it is not, as in the released code (conf_detach).",
-        "B4: the released code pulls classes without a prototype to zero; left out here (missing_target).",
-        "B5: Eq. 5 divides by all clients; the owners of the class only.",
-        "B6: the released code ramps lambda with t/T, the paper does not; constant (lambda_ramp).",
-        "B8: the released code collects prototypes in training, with dropout; in a clean pass after it (proto_pass).",
-        "The paper does not say what predicts; the client's own head does (inference).",
-        "The released code deals out the official test images, too, when it splits by label; kept apart "
-        "(data.merge_test, preset authors).",
+        "B1: Eq. 2 divides by the count, which shrinks prototypes by the mean confidence; we follow the equation "
+        "(conf_normaliser).",
+        "B2: the text aligns raw embeddings, the released code confidence-scaled ones; we align scaled ones "
+        "(align_on).",
+        "B3: the paper does not say whether the confidence is a constant; it is not, as in the released code "
+        "(conf_detach).",
+        "B4: the released code pulls classes without a prototype to zero; we leave them out (missing_target).",
+        "B5: Eq. 5 divides by all clients; we divide by the owners of the class.",
+        "B6: the released code ramps lambda with t/T, the paper does not; we keep it constant (lambda_ramp).",
+        "B8: the released code collects prototypes during training, with dropout; we use a clean pass afterwards "
+        "(proto_pass).",
+        "The paper does not say what makes the prediction; the client's own head does (inference).",
+        "When it splits by label, the released code also distributes the official test images; we keep them "
+        "apart (data.merge_test, preset authors).",
     )
     presets = {
         "authors": {
@@ -47,12 +51,12 @@ class ConfFedProto(ExchangesPrototypes):
 
     lam: NonNegative = knob("weight of the alignment with the global prototypes", default=0.5)
     conf_normaliser: Literal["count", "confidence"] = knob(
-        "divide by the samples (Eq. 2) or by their confidence", default="count"
+        "divide by the number of samples (Eq. 2) or by their confidence", default="count"
     )
     align_on: Literal["scaled", "raw"] = knob("align confidence-scaled or raw embeddings", default="scaled")
     conf_detach: bool = knob("treat the confidence as a constant in the alignment", default=False)
     missing_target: Literal["skip", "zero"] = knob(
-        "a class without global prototype: no loss, or the zero vector", default="skip"
+        "for a class without a global prototype: no loss, or the zero vector", default="skip"
     )
     lambda_ramp: Literal["none", "linear"] = knob(
         "constant weight, or weight x t/T as in the released code", default="none"

@@ -34,31 +34,30 @@ class _CopaUpload(Record):
 
 @register("copa")
 class Copa(Method[_CopaUpload]):
-    """The extractor is averaged, heads are published: features must suit foreign heads, and all heads vote."""
+    """The extractor is averaged and heads are shared: features must suit other clients' heads, and all heads vote."""
 
     paper = (
         "Wu and Gong, Collaborative Optimization and Aggregation for Decentralized Domain Generalization and "
         "Adaptation, ICCV 2021"
     )
-    sends_up = "weights of the extractor, of the own head, sample count"
+    sends_up = "weights of the extractor and of the client's head, sample count"
     sends_down = "weights of the extractor, the heads of all clients"
     separable = True
     readings = (
-        "The branch for domain generalisation only; no pseudo-labels.",
-        "Batch-instance normalisation and strong augmentation are left out unless asked for (hybrid_norm, "
-        "data.augment).",
-        "Whether probabilities or scores are averaged is not said; probabilities (ensemble).",
-        "MarsFL averages the heads through a second name; here they are collected. Only the saved model, which has "
-        "room for one head, holds their mean: with a linear head that is ensemble=logits exactly.",
+        "Only the domain generalisation branch, without pseudo-labels.",
+        "Batch-instance normalisation and strong augmentation are off by default (hybrid_norm, data.augment).",
+        "The paper does not say whether probabilities or scores are averaged; we average probabilities (ensemble).",
+        "MarsFL averages the heads under a second name; here they are collected. Only the saved model, which has "
+        "room for one head, holds their mean: with a linear head that is exactly ensemble=logits.",
     )
     not_vectorised = "its loss leaves out the client's own head, which it finds by name"
     shares = features
     kind = "global"  # extractor and all heads are the same for everybody
     predicts_alike = True  # and all heads vote
 
-    foreign_weight: NonNegative = knob("weight of each foreign head's loss", default=1.0)
+    foreign_weight: NonNegative = knob("weight of the loss of each other client's head", default=1.0)
     ensemble: Literal["softmax", "logits"] = knob("average the heads' probabilities or their scores", default="softmax")
-    hybrid_norm: bool = knob("mix batch and instance normalisation by a learnt gate per channel", default=False)
+    hybrid_norm: bool = knob("mix batch and instance normalisation with a learnt gate per channel", default=False)
 
     def build(self, base: Split, at: At) -> Split:
         """The model the user chose, with gated normalisation where it is asked for."""

@@ -35,18 +35,19 @@ class SeparateElasticUpload(ModelUpload):
 
 @register("elastic")
 class Elastic(TrainedByCrossEntropy[ElasticUpload | SeparateElasticUpload]):
-    """FedAvg whose step is stretched or damped, tensor by tensor or element by element."""
+    """FedAvg with the server's step rescaled by sensitivity, tensor by tensor or element by element."""
 
     paper = "Chen et al., Elastic Aggregation for Federated Optimization, CVPR 2023"
     sends_up = "weights, sensitivities, sample count"
     separable = False  # a sensitivity is neither a weight nor a class mean
     readings = (
-        "Sensitivity: the paper's is per scalar, public code has one number per tensor, the mean of |g|; per tensor "
-        "(level).",
-        "Sensitivity of what: the paper's is of the output's norm, public code's of the loss; the norm (signal).",
-        "Relative to the largest of all entries; public code takes the largest over clients (maximum).",
-        "The samples it is measured on are trained on as well.",
-        "Running statistics are averaged, not stretched.",
+        "Sensitivity: the paper defines it per scalar, public code uses one number per tensor, the mean of |g|; "
+        "we use one per tensor (level).",
+        "Sensitivity of what: of the output's norm in the paper, of the loss in public code; we use the norm (signal).",
+        "Sensitivities are relative to the largest of all entries; public code uses the largest over clients "
+        "(maximum).",
+        "The samples used to measure sensitivity are also trained on.",
+        "Running statistics are averaged, not rescaled.",
     )
     presets = {
         "paper": {"level": "element"},
@@ -55,7 +56,7 @@ class Elastic(TrainedByCrossEntropy[ElasticUpload | SeparateElasticUpload]):
     tau: NonNegative = knob("the step lies between tau and 1 + tau times the mean change", default=0.5)
     mu: Fraction = knob("weight of the past in the running mean of sensitivities", default=0.95)
     sample: Annotated[float, Field(gt=0, le=1)] = knob(
-        "part of a client's samples to measure sensitivity on", default=0.3
+        "fraction of a client's samples used to measure sensitivity", default=0.3
     )
     level: Literal["tensor", "element"] = knob("one sensitivity per tensor or per scalar", default="tensor")
     signal: Literal["output_norm", "ce"] = knob(

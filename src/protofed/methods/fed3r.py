@@ -33,14 +33,15 @@ def ridge(G: Tensor, S: Tensor, lam: float) -> Tensor:
 
 @register("fed3r")
 class Fed3R(SecondMoments[MomentsUpload], FineTuned[MomentsUpload]):
-    """One exchange: sites send class sums and second moments, and the head is the ridge regression of all images."""
+    """One exchange: sites send class sums and second moments, and the head is the ridge regression over all images."""
 
     paper = "Fanì et al., Accelerating Heterogeneous Federated Learning with Closed-Form Classifiers, ICML 2024"
     sends_up = "class means and counts, second moment, once; with finetune also weights of the head, sample count"
     readings = (
-        "Features: here of length 1, so that lam means the same for every backbone.",
-        "Random features: the paper's variant with random Fourier features is left out.",
-        "Fine-tuning: the paper also trains the backbone; here the head alone (finetune), from the computed one.",
+        "Features are scaled to length 1, so that lam means the same for every backbone.",
+        "The paper's variant with random Fourier features is left out.",
+        "Fine-tuning: the paper also trains the backbone; here only the head is trained (finetune), starting "
+        "from the computed one.",
     )
 
     lam: NonNegative = knob("ridge: added to the diagonal of the second moment", default=0.01)

@@ -39,12 +39,14 @@ class FrozenBackbone(Method[U]):
     """The little that is trained."""
 
     load_global: bool = knob(
-        "start a round from the global weights, or keep the own and only be pulled to them", default=True
+        "start a round from the global weights, or keep the client's own and only pull them towards the global ones",
+        default=True,
     )
 
-    freeze: bool = knob("leave the backbone as it is, or let every client train its own", default=True)
+    freeze: bool = knob("freeze the backbone, or let every client train its own", default=True)
     freeze_bn: bool = knob(
-        "keep the running statistics of a frozen backbone, or let every client's drift in training", default=True
+        "keep the running statistics of a frozen backbone, or let them drift during each client's training",
+        default=True,
     )
 
     @property
@@ -105,12 +107,12 @@ class AveragesShared(FrozenBackbone[ModelUpload]):
 class WithAdapters(FrozenBackbone[U]):
     """The adapters' own hyper-parameters and regulariser."""
 
-    reduction: Whole = knob("channels of a stage per channel of its adapter", default=16)
+    reduction: Whole = knob("ratio of a stage's channels to its adapter's channels", default=16)
     beta: NonNegative = knob("weight of the squared norm of the adapters", default=1e-5)
     adapter_init: Literal["zero_up", "kaiming"] = knob(
-        "adapters start as the identity, or with random weights throughout", default="zero_up"
+        "adapters start as the identity, or with random weights", default="zero_up"
     )
-    adapter_kernel: Whole = knob("side of the adapters' convolutions", default=1)
+    adapter_kernel: Whole = knob("kernel size of the adapters' convolutions", default=1)
 
     def adapted(self, base: Split) -> Split:
         """The model with its adapters."""
@@ -123,25 +125,26 @@ class WithAdapters(FrozenBackbone[U]):
 
 @register("fedadapter")
 class FedAdapter(WithAdapters[ModelUpload], AveragesShared):
-    """A frozen residual network is adapted to the task by small bottlenecks, which are averaged with the head."""
+    """Small bottleneck adapters fit a frozen residual network to the task; they are averaged along with the head."""
 
     paper = "Cai et al., FedAdapter: Efficient Federated Learning for Modern NLP, 2022 (as used by FedAdapterProto)"
     sends_up = "weights of the adapters and the head, sample count"
     sends_down = "weights of the adapters and the head"
     readings = (
-        "C2: the paper loads the global weights, the released code only pulls towards them; loaded (load_global).",
-        "C3: the released code trains the backbone, and lets its normalisation drift even where it does not; here "
-        "nothing of the backbone moves (freeze, freeze_bn).",
-        "Proximal term: whether it covers the head is not said; it covers all that is sent.",
-        "Regulariser: the paper's squared norm; the released code adds up norms that are not squared.",
-        "Initial weights: the released code starts adapters at random; here as the identity (adapter_init).",
-        "C7: trained with Adam, as in the released code, at the rate 0.001 unless the user says otherwise.",
+        "C2: the paper loads the global weights, the released code only pulls towards them; we load them "
+        "(load_global).",
+        "C3: the released code trains the backbone, and lets its normalisation drift even when it does not; here "
+        "the whole backbone is fixed (freeze, freeze_bn).",
+        "Proximal term: the paper does not say whether it covers the head; it covers everything that is sent.",
+        "Regulariser: we use the paper's squared norm; the released code adds up unsquared norms.",
+        "Initial weights: the released code starts adapters at random; here they start as the identity (adapter_init).",
+        "C7: trained with Adam, as in the released code, at a learning rate of 0.001 unless the user sets another.",
     )
     presets = {"authors": {"load_global": False, "freeze": False, "freeze_bn": False, "adapter_init": "kaiming"}}
     trained = adapters + head
     separable = True
 
-    mu: NonNegative = knob("pull of adapters and head towards the global ones", default=0.01)
+    mu: NonNegative = knob("strength of the pull of adapters and head towards the global ones", default=0.01)
 
     def build(self, base: Split, at: At) -> Split:
         """An adapter after each stage; the head stays."""
@@ -158,6 +161,6 @@ class FedAdapter(WithAdapters[ModelUpload], AveragesShared):
 
 @register("fedadapter_noprox")
 class FedAdapterNoProx(FedAdapter):
-    """FedAdapter without the proximal term: the mean of adapters that are trained freely."""
+    """FedAdapter without the proximal term: adapters are trained freely and averaged."""
 
-    mu: NonNegative = knob("pull of adapters and head towards the global ones", default=0.0)
+    mu: NonNegative = knob("strength of the pull of adapters and head towards the global ones", default=0.0)

@@ -33,17 +33,19 @@ class _TrainsPartPrototypes(FrozenBackbone[U]):
 
     trained = prototype_layer
 
-    per_class: Whole = knob("prototypes of each class", default=5)
+    per_class: Whole = knob("number of prototypes per class", default=5)
     prototype_dim: Whole = knob("channels of a prototype", default=512)
-    prototype_size: Whole = knob("side of a prototype, in positions of the feature map", default=1)
+    prototype_size: Whole = knob("side length of a prototype, in positions of the feature map", default=1)
     similarity: Literal["linear", "log"] = knob("similarity -d, or log((d + 1) / (d + 0.0001))", default="linear")
-    lambda_clst: NonNegative = knob("weight of the distance to the nearest prototype of the own class", default=0.8)
+    lambda_clst: NonNegative = knob(
+        "weight of the distance to the nearest prototype of the sample's class", default=0.8
+    )
     lambda_sep: NonNegative = knob("weight of the distance to the nearest prototype of another class", default=0.08)
     l1: NonNegative = knob("weight of the last layer's connections from prototypes to other classes", default=1e-4)
-    mu2: NonNegative = knob("pull of the prototype layer towards the global one", default=0.0)
+    mu2: NonNegative = knob("strength of the pull of the prototype layer towards the global one", default=0.0)
 
     start: Literal["patches", "uniform"] = knob(
-        "prototypes start from class means of the clients' patches, sent once, or anywhere in [0, 1]",
+        "start prototypes from class means of the clients' patches, sent once, or uniformly in [0, 1]",
         default="patches",
         before="uniform",
     )
@@ -85,7 +87,7 @@ class _TrainsPartPrototypes(FrozenBackbone[U]):
 
 @register("fedprototypical")
 class FedPrototypical(_TrainsPartPrototypes[ModelUpload], AveragesShared):
-    """A part-prototype network on a frozen backbone: a decision adds up patches that look like prototypes."""
+    """A part-prototype network on a frozen backbone: a decision adds up the similarities of patches to prototypes."""
 
     paper = (
         "Chen et al., This Looks Like That: Deep Learning for Interpretable Image Recognition, NeurIPS 2019 "
@@ -94,36 +96,39 @@ class FedPrototypical(_TrainsPartPrototypes[ModelUpload], AveragesShared):
     sends_up = "weights of the prototype layer, sample count; once class means of patches"
     sends_down = "weights of the prototype layer"
     readings: ClassVar[tuple[str, ...]] = (
-        "C2: the paper loads the global weights, the released code only pulls towards them; loaded (load_global).",
-        "C3: the released code trains the backbone, and lets its normalisation drift even where it does not; here "
-        "nothing of the backbone moves (freeze, freeze_bn).",
-        "C6: the last layer has no bias and starts at +1 for the own class, -0.5 for the others.",
-        "Start: drawn from [0, 1], prototypes lie far from every patch, and on pretrained features nothing is learned. "
-        "So clients send class means of their most characteristic patches once before round 1, and prototypes and "
-        "add-on start from them, scaled so that the own class leads by 10 (start).",
-        "C7: trained with Adam at the rate 0.001 unless the user says otherwise; under SGD the last layer diverges.",
-        "L1: written on phi, meant for the weights from prototypes to other classes; the latter.",
-        "Proximal term: none is mentioned for this baseline; off (mu2).",
+        "C2: the paper loads the global weights, the released code only pulls towards them; we load them "
+        "(load_global).",
+        "C3: the released code trains the backbone, and lets its normalisation drift even when it does not; here "
+        "the whole backbone is fixed (freeze, freeze_bn).",
+        "C6: the last layer has no bias and starts at +1 for a prototype's own class, -0.5 for the others.",
+        "Start: prototypes drawn from [0, 1] lie far from every patch, and on pretrained features nothing is "
+        "learnt. So clients send class means of their most characteristic patches once before round 1; "
+        "prototypes and add-on layers start from them, scaled so that the own class leads by 10 (start).",
+        "C7: trained with Adam at a learning rate of 0.001 unless the user sets another; under SGD the last "
+        "layer diverges.",
+        "L1: written for phi, but meant for the weights from prototypes to other classes; we use the latter.",
+        "Proximal term: the paper mentions none for this baseline; it is off (mu2).",
     )
 
 
 @register("fedadapterproto")
 class FedAdapterProto(WithAdapters[_AdapterProtoUpload], _TrainsPartPrototypes[_AdapterProtoUpload]):
-    """Part prototypes explain what adapters help to see: both are averaged, the backbone under them is frozen."""
+    """Adapters and part prototypes, which explain decisions, are trained on a frozen backbone and averaged."""
 
     paper = (
         "Mensah, Djoumessi and Berens, Prototype-Guided and Lightweight Adapters for Inherent Interpretation and "
         "Generalisation in Federated Learning, 2025"
     )
-    sends_up = "weights of the adapters and the prototype layer, their weights in the mean; once class means of patches"
+    sends_up = "weights of the adapters and the prototype layer, their averaging weights; once class means of patches"
     sends_down = "weights of the adapters and the prototype layer"
     readings = (
-        "C1: the mean is divided by N on top of n_i/n, which shrinks all weights; n_i/n only (adapter_agg, weighting).",
+        "C1: the paper divides the mean by N in addition to n_i/n, which shrinks all weights; we use n_i/n only "
+        "(adapter_agg, weighting).",
         *FedPrototypical.readings[:-1],
-        "phi: the paper sends prototypes, the released code their whole layer; the whole layer (share).",
-        "Regulariser: the paper's squared norm; the released code adds up norms that are not squared.",
-        "Initial weights: the released code starts adapters at random; here as the identity (adapter_init).",
-        "C10: prototypes are not projected onto patches in training; a client may do so to look at them.",
+        "phi: the paper sends the prototypes, the released code the whole layer; we send the whole layer (share).",
+        "Regulariser: we use the paper's squared norm; the released code adds up unsquared norms.",
+        "Initial weights: the released code starts adapters at random; here they start as the identity (adapter_init).",
+        "C10: prototypes are not projected onto patches during training; a client may do so to inspect them.",
     )
     presets = {
         "authors": {
@@ -138,10 +143,10 @@ class FedAdapterProto(WithAdapters[_AdapterProtoUpload], _TrainsPartPrototypes[_
     }
     trained = adapters + prototype_layer
 
-    mu1: NonNegative = knob("pull of the adapters towards the global ones", default=0.01)
-    mu2: NonNegative = knob("pull of the prototype layer towards the global one", default=0.01)
+    mu1: NonNegative = knob("strength of the pull of the adapters towards the global ones", default=0.01)
+    mu2: NonNegative = knob("strength of the pull of the prototype layer towards the global one", default=0.01)
     share: Literal["proto_layer", "prototypes_only"] = knob(
-        "beside the adapters, the whole prototype layer travels or the prototypes alone", default="proto_layer"
+        "in addition to the adapters, send the whole prototype layer or only the prototypes", default="proto_layer"
     )
     adapter_agg: Literal["size", "mean", "steps", "steps_size"] = knob(
         "weight of a client's adapters: its samples, 1, its optimiser steps, or steps x samples", default="size"

@@ -23,7 +23,7 @@ class _FedBNServer(Record):
 
 @register("fedbn")
 class FedBN(TrainedByCrossEntropy[ModelUpload]):
-    """Each client's normalisation layers, their running statistics included, adapt to its own domain."""
+    """Each client's normalisation layers, including their running statistics, adapt to its own domain."""
 
     paper = "Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, ICLR 2021"
     shares = everything - normalisation
@@ -31,9 +31,10 @@ class FedBN(TrainedByCrossEntropy[ModelUpload]):
     sends_down = "weights without normalisation"
     separable = True
     readings = (
-        "Normalisation is found by type; names that contain 'bn' miss the shortcuts' layers.",
-        "A model for unseen domains needs the mean of the clients' normalisation, which the method does not send: with "
-        "global_bn=mean it travels up, is counted, and no client ever loads it; with none there is no global model.",
+        "Normalisation layers are found by type; matching names that contain 'bn' would miss those in the shortcuts.",
+        "A model for unseen domains needs the mean of the clients' normalisation, which the method does not "
+        "send. With global_bn=mean it is sent up and counted, but no client ever loads it; with none there is no "
+        "global model.",
         "The authors' code weights clients equally (weighting, preset authors).",
     )
     presets = {

@@ -20,8 +20,8 @@ class FedCGS(SecondMoments[MomentsUpload]):
     paper = "Guan et al., Capture Global Feature Statistics for One-Shot Federated Learning, AAAI 2025"
     sends_up = "class means and counts, second moment, once"
     readings = (
-        "Features: here of length 1, so that gamma means the same for every backbone.",
-        "Personal form: the paper also trains each site's own features towards the statistics; left out.",
+        "Features are scaled to length 1, so that gamma means the same for every backbone.",
+        "Personal variant: the paper also trains each site's own features towards the statistics; left out.",
     )
 
     gamma: NonNegative = knob("added to the diagonal of the covariance", default=0.01)

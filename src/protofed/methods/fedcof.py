@@ -36,20 +36,21 @@ class ClassMeansUpload(Record):
 
 @register("fedcof")
 class FedCOF(OnePass[ClassMeansUpload]):
-    """One exchange: sites send class means alone, whose spread over sites shows the covariance a ridge head needs."""
+    """One exchange: sites send only class means, whose spread over sites estimates the covariance for a ridge head."""
 
     paper = "Magistri et al., Covariances for Free: Exploiting Mean Distributions for Training-Free FL, 2025"
     readings = (
-        "Features: here of length 1.",
-        "Shrinkage: the paper adds gamma to the diagonal of each covariance; with features of length 1 it is in units "
-        "of the mean variance (gamma).",
-        "Few sites: a mean of one site shows no spread; images of a class may be sent as several means (parts).",
+        "Features are scaled to length 1.",
+        "Shrinkage: the paper adds gamma to the diagonal of each covariance; with features of length 1, gamma is "
+        "in units of the mean variance (gamma).",
+        "Few sites: the mean of a single site shows no spread, so the images of a class may be sent as several "
+        "means (parts).",
     )
     sends_up = "class means and counts (of each of `parts` parts), once"
 
     gamma: NonNegative = knob("shrinkage, in units of the mean variance", default=1.0)
     lam: NonNegative = knob("ridge: added to the diagonal", default=0.01)
-    parts: Whole = knob("means that a site sends of each class, of equally many images", default=1)
+    parts: Whole = knob("number of means that a site sends per class, over equally many images each", default=1)
 
     @property
     def separable(self) -> bool:

@@ -30,16 +30,16 @@ class _FedDynMemory(Record):
 
 @register("feddyn")
 class FedDyn(KeepsServerState[ModelUpload]):
-    """Clients remember the gradient at which they stopped, and the server corrects the mean by what they all left."""
+    """Clients remember the gradient at which they stopped; the server corrects the mean by the accumulated drift."""
 
     paper = "Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021"
     sends_up = "weights"
     separable = True
     readings = (
-        "The means are plain; a client's size enters through alpha_i = alpha / (N n_i / n), as in the authors' code, "
-        "unless weighting=uniform.",
-        "The paper's headline scores the mean of the clients' models; the server's model is scored (eval_model).",
-        "FPL's repository lets no gradient through the regulariser and lacks h: its FedDyn is FedAvg. Not so here.",
+        "The means are unweighted; a client's size enters through alpha_i = alpha / (N n_i / n), as in the "
+        "authors' code, unless weighting=uniform.",
+        "The paper's headline results score the mean of the clients' models; we score the server's model (eval_model).",
+        "FPL's repository lets no gradient through the regulariser and lacks h, so its FedDyn is FedAvg; ours is not.",
         "Running statistics are averaged, outside lambda and h.",
     )
 

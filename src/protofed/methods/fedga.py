@@ -34,17 +34,19 @@ class _FedGAServer(ServerWithModel):
 
 @register("fedga")
 class FedGA(KeepsServerState[_FedGAUpload]):
-    """The generalisation gap, how much worse the average does on a client's data than its own model, sets weights."""
+    """Clients are weighted by how much worse the averaged model does on their data than their own model."""
 
     paper = "Zhang et al., Federated Domain Generalization with Generalization Adjustment, CVPR 2023"
     sends_up = "weights, two validation figures"
     readings = (
-        "The averaged model is measured by the clients that receive it in the next round, before anything is averaged "
-        "there: the same weights as with a second exchange. They depend on all gaps, so models arrive one by one.",
-        "The paper centres the gaps by their mean, the released code does not; not centred (center).",
-        "The paper's gap is of the loss, the released script's of the accuracy; loss (metric, preset authors).",
+        "The clients that receive the averaged model in the next round measure it there, before anything is "
+        "averaged: this gives the same weights as a second exchange. The weights depend on all gaps, so models "
+        "arrive one by one.",
+        "The paper centres the gaps by their mean, the released code does not; we do not (center).",
+        "The paper measures the gap in the loss, the released script in the accuracy; we use the loss (metric, "
+        "preset authors).",
         "A client that sat out the last round has no gap and keeps its weight.",
-        "A client without validation samples measures on those it trains on.",
+        "A client without validation samples measures on its training samples.",
     )
     presets = {
         "authors": {"metric": "accuracy"},
@@ -52,10 +54,10 @@ class FedGA(KeepsServerState[_FedGAUpload]):
     validation_share = 0.2
 
     step: Fraction = knob(
-        "largest first change of a weight, as part of 1/N; falls linearly over the rounds", default=0.2
+        "largest initial change of a weight, as a fraction of 1/N; falls linearly over the rounds", default=0.2
     )
     metric: Literal["loss", "accuracy"] = knob("what the gap is measured in", default="loss")
-    center: bool = knob("take the mean gap off first", default=False)
+    center: bool = knob("subtract the mean gap first", default=False)
 
     def server_state(self, net: Net, at: At) -> _FedGAServer:
         """The initial model, equal weights, no gap."""

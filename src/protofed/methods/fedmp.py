@@ -54,24 +54,25 @@ class FedMPUpload(Record):
 
 @register("fedmp")
 class FedMP(Method[FedMPUpload]):
-    """A global model against feature skew: the part of the network after `stage` also learns from other clients'
-    embeddings (SFMC), the part before it turns features towards global class prototypes (cPGMA)."""
+    """A global model under feature skew: the part of the network after `stage` also learns from other clients'
+    embeddings (SFMC), the part before it aligns features with global class prototypes (cPGMA)."""
 
     ce_term = "local"
     paper = "Zhou et al., FedMP: Tackling Medical Feature Heterogeneity in FL from a Manifold Perspective, 2025"
     sends_up = "weights, sample count, embeddings of single samples with their labels"
     sends_down = "weights, class prototypes, a sample of other clients' embeddings with their labels"
     readings: ClassVar[tuple[str, ...]] = (
-        "D1: the loss of Eq. 8 is negative, and so its weight in Eq. 1: features would be pushed away from the "
-        "prototypes; the weight is taken as absolute (cpgma_weight).",
-        "Eq. 1 always has the value of the local loss times a constant; the log shows each part before its weight.",
+        "D1: the loss of Eq. 8 is negative, and so is its weight in Eq. 1, which would push features away from "
+        "the prototypes; we use the absolute weight (cpgma_weight).",
+        "Eq. 1 always equals the local loss times a constant; the log shows each part before weighting.",
         "D2: without prototypes or embeddings, as in the first round, the two added terms are zero.",
-        "D3: prototypes start from zero in the paper; from the first value here (proto_init). Eq. 7 divides by all "
-        "clients; by the owners of the class.",
-        "D4: Eq. 6 speaks of a batch; it runs once a round on the mean of a client's embeddings of the class.",
-        "D5: how many embeddings travel is not said (upload_per_client, download_per_client).",
-        "D6: how many enter a step is not said; one batch, in a pass of its own (sfmc_bn).",
-        "D7: embeddings are as old as their client's last upload, which replaces those before it.",
+        "D3: prototypes start from zero in the paper, from their first value here (proto_init). Eq. 7 divides by "
+        "all clients; we divide by the owners of the class.",
+        "D4: Eq. 6 is written for a batch; we apply it once per round to the mean of a client's embeddings of "
+        "the class.",
+        "D5: the paper does not say how many embeddings are sent (upload_per_client, download_per_client).",
+        "D6: the paper does not say how many enter a step; we use one batch, in a separate pass (sfmc_bn).",
+        "D7: a client's embeddings date from its last upload, which replaces earlier ones.",
     )
     presets = {
         "authors": {"persist_optimizer": True},
@@ -88,18 +89,23 @@ class FedMP(Method[FedMPUpload]):
         "turn features towards the class prototypes (class-prototype guided manifold alignment)", default=True
     )
     cpgma_weight: Literal["abs", "one_minus_cos", "literal"] = knob(
-        "weight of the alignment: by its absolute value, of classes - cosines instead, or with the printed sign",
+        "weight of the alignment: its absolute value, the number of classes minus the cosines, or the printed sign",
         default="abs",
     )
-    mu_client: Fraction = knob("share of the new in a client's class centres", default=0.5)
-    mu_server: Fraction = knob("share of the new in the class prototypes", default=0.7)
+    mu_client: Fraction = knob("weight of the new values in a client's class centres", default=0.5)
+    mu_server: Fraction = knob("weight of the new values in the class prototypes", default=0.7)
     proto_init: Literal["first", "zero"] = knob(
-        "centres and prototypes start from their first value or zero", default="first"
+        "centres and prototypes start from their first value or from zero", default="first"
     )
-    upload_per_client: Annotated[int, Field(ge=1)] = knob("most embeddings a client sends in a round", default=512)
-    download_per_client: Annotated[int, Field(ge=0)] = knob("most embeddings of others a client receives", default=128)
+    upload_per_client: Annotated[int, Field(ge=1)] = knob(
+        "maximum number of embeddings a client sends per round", default=512
+    )
+    download_per_client: Annotated[int, Field(ge=0)] = knob(
+        "maximum number of other clients' embeddings a client receives", default=128
+    )
     sfmc_bn: Literal["separate", "shared"] = knob(
-        "others' embeddings pass the classifier on their own, or in one batch with the client's", default="separate"
+        "others' embeddings pass through the classifier separately, or in one batch with the client's own",
+        default="separate",
     )
     proto_pass: Literal["extra_eval", "last_epoch"] = knob(
         "embeddings as seen during the last epoch, or from a clean pass after training", default="last_epoch"
@@ -120,7 +126,7 @@ class FedMP(Method[FedMPUpload]):
         like = next(base.parameters()).new_empty(0, *base.feature_shape(at.image_shape, self.cut))
         if (room := self.room(like, at)) < self.upload_per_client:
             log.warning(
-                "clients send at most %d embeddings instead of %d: the server's bank may take no more than %d MB",
+                "clients send at most %d embeddings instead of %d: the server's bank is limited to %d MB",
                 *(room, self.upload_per_client, BANK_BYTES // 2**20),
             )
         return base
@@ -239,14 +245,15 @@ class FedMP(Method[FedMPUpload]):
 
 @register("fedmp_fewshot")
 class FewShotFedMP(FedMP):
-    """FedMP in three long stages of local training: two exchanges of models, embeddings and prototypes, and a last one
-    of models, whose predictions are averaged."""
+    """FedMP in three long stages of local training: two exchanges of models, embeddings and prototypes, then a last
+    exchange of models, whose predictions are averaged."""
 
     sends_up = "weights, sample count, embeddings of single samples with their labels (none after the last stage)"
     readings = (
         *FedMP.readings,
-        "Few-shot: models are averaged and loaded after the first exchanges; after the last their predictions are.",
-        "Few-shot: prototypes are computed at once, without a history (mu_client and mu_server are 1).",
+        "Few-shot: after the first exchanges, models are averaged and loaded; after the last, their predictions "
+        "are averaged.",
+        "Few-shot: prototypes are computed without a history (mu_client and mu_server are 1).",
     )
     ensembles = True
 
@@ -254,10 +261,10 @@ class FewShotFedMP(FedMP):
         "epochs of local training before each exchange, instead of the run's", default="30,60,60", name="plan"
     )
     ensemble_weights: Literal["uniform", "size"] = knob(
-        "whether the clients' models count equally or by samples in the final prediction", default="uniform"
+        "whether clients' models count equally or by samples in the final prediction", default="uniform"
     )
-    mu_client: Fraction = knob("share of the new in a client's class centres", default=1.0)
-    mu_server: Fraction = knob("share of the new in the class prototypes", default=1.0)
+    mu_client: Fraction = knob("weight of the new values in a client's class centres", default=1.0)
+    mu_server: Fraction = knob("weight of the new values in the class prototypes", default=1.0)
 
     def plan(self, plan: Plan) -> Plan:
         """The method's own stages."""

@@ -29,25 +29,25 @@ class ModelAndMargins(ModelAndPrototypes):
 
 @register("fedmr")
 class FedMR(Method[ModelUpload]):
-    """A global model for clients that hold different classes: features of a class are decorrelated, so that they do not
-    collapse, and kept nearer to their own global class mean than to the others."""
+    """A global model for clients that hold different classes: features of a class are decorrelated, so that they do
+    not collapse, and kept closer to their own global class mean than to the others."""
 
     paper = "Fan et al., Federated Learning under Partially Class-Disjoint Data via Manifold Reshaping, TMLR 2023"
     sends_up = "weights, sample count; class means and counts (variant=full)"
     sends_down = "weights; global class means and the margins between them (variant=full)"
     readings = (
-        "L_inter is in the paper and missing from the released code; included (variant).",
-        "L_intra: the paper scales the squared norm of the correlation matrix, the released code takes the mean of "
-        "its squared off-diagonal entries and divides by the samples; as in the code.",
-        "Weights: the released code counts batches; samples here (weighting).",
-        "A pair of classes that no client owns together has no margin; it is left out of L_inter.",
+        "L_inter is in the paper but not in the released code; we include it (variant).",
+        "L_intra: the paper scales the squared norm of the correlation matrix; the released code takes the mean "
+        "of its squared off-diagonal entries and divides by the number of samples; we follow the code.",
+        "Weights: the released code counts batches; we count samples (weighting).",
+        "A pair of classes that no client holds together has no margin; it is left out of L_inter.",
     )
     presets = {"authors": {"variant": "intra_only"}}
 
     mu_intra: NonNegative = knob("weight of the decorrelation inside classes", default=1e-5)
     mu_inter: NonNegative = knob("weight of the margins between classes", default=0.5)
     variant: Literal["full", "intra_only"] = knob(
-        "both terms, or the first alone with FedAvg's messages", default="full"
+        "both terms, or only the first, with FedAvg's messages", default="full"
     )
 
     def server_state(self, net: Net, at: At) -> SharedModel:

@@ -29,8 +29,10 @@ class FedNCM(FineTuned[ClassSumsUpload]):
     paper = "Legate et al., Guiding the Last Layer in Federated Learning with Pre-Trained Models, NeurIPS 2023"
     sends_up = "class means and counts, once; with finetune also weights of the head, sample count"
     readings = (
-        "Features: the paper's are as the backbone gives them; here they have length 1, so that images count alike.",
-        "Fine-tuning: the paper also trains the backbone; here the head alone (finetune), from the computed one.",
+        "Features: the paper uses them as the backbone outputs them; here they are scaled to length 1, so that "
+        "images count equally.",
+        "Fine-tuning: the paper also trains the backbone; here only the head is trained (finetune), starting "
+        "from the computed one.",
     )
 
     def packed(self, sent: ClassSums, net: Net, at: At) -> ClassSumsUpload:

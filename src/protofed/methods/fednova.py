@@ -38,24 +38,25 @@ class _FedNovaUpload(Record):
 
 @register("fednova")
 class FedNova(KeepsServerState[_FedNovaUpload]):
-    """A client that takes more steps than others no longer pulls the average towards its own optimum."""
+    """Updates are normalised by the number of local steps, so clients with more steps no longer dominate the
+    average."""
 
     paper = "Wang et al., Tackling the Objective Inconsistency Problem in Federated Optimization, NeurIPS 2020"
     sends_up = "normalised change of the weights, effective number of steps, sample count"
     separable = True
     readings = (
-        "tau_i counts optimiser steps; a benchmark that counts epochs makes it FedAvg.",
-        "With a proximal term the reference rescales by the plain number of steps (mu).",
-        "Running statistics are averaged; the formula means nothing for them.",
+        "tau_i counts optimiser steps; counting epochs, as one benchmark does, turns the method into FedAvg.",
+        "With a proximal term the reference code rescales by the plain number of steps (mu).",
+        "Running statistics are averaged; the formula does not apply to them.",
     )
 
-    server_momentum: Fraction = knob("momentum of the server, gmf", default=0.0)
+    server_momentum: Fraction = knob("server momentum, gmf", default=0.0)
     mu: NonNegative = knob("weight of a proximal term in local training", default=0.0)
 
     def plan(self, plan: Plan) -> Plan:
         """As asked, with a warning where there is no such thing as a_i."""
         if plan.optimizer == "adam":
-            log.warning("fednova: under Adam the effective number of steps is taken to be the number of steps")
+            log.warning("fednova: under Adam the effective number of steps is assumed to be the number of steps")
         return plan
 
     def server_state(self, net: Net, at: At) -> _FedNovaServer:

@@ -29,8 +29,8 @@ class FedPLVMUpload(ModelUpload):
 
 @register("fedplvm")
 class FedPLVM(ClustersPrototypes[FedPLVMUpload]):
-    """A global model against domain shift: a client whose features vary much sends more prototypes than one whose
-    features do not, and the server clusters them all once more."""
+    """A global model under domain shift: a client with more varied features sends more prototypes, and the server
+    clusters all of them again."""
 
     paper = (
         "Wang et al., Taming Cross-Domain Representation Variance in Federated Prototype Learning with Heterogeneous "
@@ -39,10 +39,11 @@ class FedPLVM(ClustersPrototypes[FedPLVMUpload]):
     sends_up = "weights, sample count, cluster centres of each class held"
     sends_down = "weights, global cluster prototypes and their classes"
     readings = (
-        "lambda: the released code calls 100 the weight of cross-entropy, yet multiplies the prototype terms by it; "
-        "so here (lam).",
-        "cos^alpha needs a positive cosine and has no slope limit at 0; the cosine is held above a floor (cos_floor).",
-        "Weights: the released code takes the plain mean where labels are IID; by samples here (weighting).",
+        "lambda: the released code calls 100 the weight of the cross-entropy, yet multiplies the prototype terms "
+        "by it; we do the same (lam).",
+        "cos^alpha needs a positive cosine and its slope at 0 is unbounded; the cosine is kept above a floor "
+        "(cos_floor).",
+        "Weights: the released code uses the plain mean if labels are IID; we weight by samples (weighting).",
         STALE_CLUSTERS,
     )
     presets = {

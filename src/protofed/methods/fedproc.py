@@ -33,25 +33,25 @@ def unit(h: Tensor) -> Tensor:
 
 @register("fedproc")
 class FedProc(Method[ModelAndPrototypeUpload]):
-    """A global model that first learns where its classes lie, by contrast with the class means of all clients, and then
-    more and more to tell them apart."""
+    """A global model that first learns where its classes lie, by contrast with the class means of all clients, and
+    gradually shifts to classifying them."""
 
     paper = "Mu et al., FedProc: Prototypical Contrastive Federated Learning on Non-IID Data, FGCS 2023"
     sends_up = "weights, sample count, class means and counts"
     sends_down = "weights, global class means"
     separable = True
     readings = (
-        "Round 0: there are no class means yet; pure cross-entropy, as in the authors' code, not a zero loss.",
+        "Round 0: there are no class means yet; we use pure cross-entropy, as in the authors' code, not a zero loss.",
         "Schedule: the paper ramps over all rounds, the released code over 100 (ramp_rounds).",
-        "Projection: the paper has one, the comparisons in other papers have not; none (projection).",
-        "A class never seen: a zero vector in the authors' code; left out of the contrast here.",
+        "Projection: the paper has one, the comparisons in other papers do not; we use none (projection).",
+        "A class never seen: the authors' code uses a zero vector; we leave it out of the contrast.",
     )
     presets = {
         "authors": {"projection": "256", "ramp_rounds": 100},
     }
 
     ramp_rounds: Whole | None = knob(
-        "rounds until the loss is cross-entropy alone; unset: all rounds of the run", default=None
+        "rounds until the loss is only cross-entropy; unset: all rounds of the run", default=None
     )
     projection: Literal["none", "256"] = knob(
         "contrast the model's own features, or a projection of length 256", default="none"

@@ -65,11 +65,12 @@ class _PrototypeAlignment(Method[U]):
 
     paper = "Tan et al., FedProto: Federated Prototype Learning across Heterogeneous Clients, AAAI 2022"
     readings = (
-        "Aggregation: the printed weights sum to 1 / (number of owners); the plain mean over owners is taken "
+        "Aggregation: the printed weights sum to 1 / (number of owners); we take the plain mean over owners "
         "(proto_weighting).",
-        "Alignment: the paper compares class means, the released code single samples; samples are compared "
+        "Alignment: the paper compares class means, the released code single samples; we compare samples "
         "(align_reduction).",
-        "Prediction: the paper takes the nearest prototype, the tables of other papers the head; the head (inference).",
+        "Prediction: the paper uses the nearest prototype, the tables of other papers the head; we use the head "
+        "(inference).",
     )
     separable = True
     presets = {"cifar10": {"lam": 0.1}}
@@ -109,7 +110,7 @@ class _PrototypeAlignment(Method[U]):
 
 @register("fedproto")
 class FedProto(_PrototypeAlignment[PrototypeUpload], ExchangesPrototypes):
-    """Clients keep their models and exchange nothing but class means, to which features are pulled."""
+    """Clients keep their own models and exchange only class means, towards which features are pulled."""
 
     sends_up = "prototypes of the classes held, their counts"
 
@@ -120,7 +121,7 @@ class FedProto(_PrototypeAlignment[PrototypeUpload], ExchangesPrototypes):
 
 @register("fedproto_avg")
 class FedProtoAveraged(_PrototypeAlignment[ModelAndPrototypeUpload]):
-    """FedProto's alignment on one global model, whose weights are averaged as in FedAvg."""
+    """FedProto's alignment for one global model, whose weights are averaged as in FedAvg."""
 
     sends_up = "weights, sample count, prototypes of the classes held, their counts"
     sends_down = "weights, global prototypes"

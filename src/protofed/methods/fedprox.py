@@ -14,11 +14,12 @@ from protofed.verbs import proximal
 
 @register("fedprox")
 class FedProx(FedAvg):
-    """Local training pays for the distance to the broadcast weights; running statistics go free."""
+    """FedAvg with a penalty on the distance to the broadcast weights; running statistics are exempt."""
 
     paper = "Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020"
     readings = (
-        "The penalty is the squared norm, on every batch and in every round; FedBN's scripts take the norm or skip it.",
+        "The penalty is the squared norm, on every batch and in every round; FedBN's scripts use the unsquared "
+        "norm or skip the penalty.",
         "FPL's repository multiplies mu by 0.01: its mu=0.01 is 0.0001 here (mu, preset rethinkfl).",
     )
     presets = {

@@ -37,7 +37,7 @@ class SeparatePrototypeUpload(ModelUpload):
     P: Each[ClassTable]
 
 
-STALE_CLUSTERS = "A class nobody sent: the released code forgets its clusters; they are kept (stale_protos)."
+STALE_CLUSTERS = "A class nobody sent: the released code forgets its clusters; we keep them (stale_protos)."
 """A reading that all of them share."""
 
 
@@ -55,17 +55,18 @@ class ClustersPrototypes(Method[U]):
 
 @register("fpl")
 class FPL(ClustersPrototypes[SeparatePrototypeUpload]):
-    """A global model against domain shift: clients' prototypes are clustered class by class, so that no domain is
-    averaged away, and features are contrasted with the clusters and pulled to their mean."""
+    """A global model under domain shift: clients' prototypes are clustered class by class, so that no domain is
+    averaged away, and features are contrasted with the clusters and pulled towards their mean."""
 
     paper = "Huang et al., Rethinking Federated Learning with Domain Shift: A Prototype View, CVPR 2023"
     sends_up = "weights, sample count, prototypes of the classes held, their counts"
     sends_down = "weights, cluster prototypes and their classes"
     separable = True
     readings = (
-        "UPCR: the paper sums over coordinates, the released code takes their mean; the mean (upcr_reduction).",
+        "UPCR: the paper sums over coordinates, the released code averages over them; we average (upcr_reduction).",
         STALE_CLUSTERS,
-        "Prototypes: the released code collects them during the last epoch; in a clean pass here (proto_pass).",
+        "Prototypes: the released code collects them during the last epoch; we use a clean pass afterwards "
+        "(proto_pass).",
     )
     presets = {
         "authors": {"proto_pass": "last_epoch", "stale_protos": "drop"},

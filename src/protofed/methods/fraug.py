@@ -100,12 +100,12 @@ class FRAug(Method[ModelUpload]):
     )
     sends_down = "weights without running statistics, generator"
     readings = (
-        "The released code calls mini-batches epochs; epochs are epochs (local_unit).",
-        "A class the client has never seen has the zero vector for its mean, as in the released code.",
-        "A global model needs the mean of the clients' running statistics, which the method does not send: with "
-        "global_bn=mean they travel up and no client ever loads them; with none there is no global model.",
-        "The generator's running statistics travel with it, as in the released code for Digits and PACS.",
-        "Optimisers start afresh in every round, as everywhere here; the released code keeps them (preset authors).",
+        "The released code calls mini-batches epochs; here epochs are epochs (local_unit).",
+        "The mean of a class the client has never seen is the zero vector, as in the released code.",
+        "A global model needs the mean of the clients' running statistics, which the method does not send. With "
+        "global_bn=mean they are sent up, but no client ever loads them; with none there is no global model.",
+        "The generator's running statistics are sent with it, as in the released code for Digits and PACS.",
+        "Optimisers are reset in every round, as everywhere here; the released code keeps them (preset authors).",
     )
     presets = {
         "authors": {"local_unit": "steps", "persist_optimizer": True},
@@ -124,15 +124,17 @@ class FRAug(Method[ModelUpload]):
     lr_transformer: Positive = knob("learning rate of the transformer", default=0.05)
     lambda_generator: NonNegative = knob("weight of the generator's distance from real features", default=10.0)
     lambda_transformer: NonNegative = knob("weight of the transformer's closeness to real features", default=1.0)
-    noise_dim: Whole | None = knob("length of the noise z; unset: half the length of the features", default=None)
+    noise_dim: Whole | None = knob("dimension of the noise z; unset: half the feature dimension", default=None)
     local_unit: Literal["epochs", "steps"] = knob(
         "whether the run's local epochs are epochs or mini-batches", default="epochs"
     )
-    interpolate: bool = knob("mix generated features with real ones, r_t to 1 - r_t", default=True)
+    interpolate: bool = knob("mix generated features with real ones in the ratio r_t to 1 - r_t", default=True)
     generator_distance: Distance = knob(
         "from the batch's features, or squared error from the class mean", default="mmd"
     )
-    transformer_distance: Distance = knob("squared error from, or discrepancy with, the features moved", default="l2")
+    transformer_distance: Distance = knob(
+        "squared error to, or discrepancy from, the transformed features", default="l2"
+    )
 
     global_bn: Literal["mean", "none"] = knob(
         "also collect the mean running statistics, for a global model", default="none"

@@ -20,27 +20,30 @@ from protofed.verbs import beta_draw, class_means, cross_entropy, ema, finch_cen
 
 @register("i2pfl")
 class I2PFL(Method[SeparatePrototypeUpload]):
-    """A global model against domain shift: prototypes far from the mean of all domains count more, and features are
-    pulled to MixUp-augmented prototypes of their own domain."""
+    """A global model under domain shift: prototypes far from the mean of all domains count more, and features are
+    pulled towards MixUp-augmented prototypes of their own domain."""
 
     paper = "Le et al., Mitigating Domain Shift in Federated Learning via Intra- and Inter-Domain Prototypes, 2025"
     sends_up = "weights, sample count, prototypes of the classes held, their counts"
     sends_down = "weights, generalized prototypes"
     readings = (
-        "A1: Eq. 5 puts .99 on the new prototypes, the prose on the past; the equation is literal (ema_weight_on).",
-        "A3: Eq. 9 has no batch mean; the mean squared error is taken (apa_reduction).",
-        "A4: whether the augmented prototype is a constant is not said; it is (apa_detach).",
-        "A7: half of the mixed features are nearer the other class; literal (mixup_fold).",
-        "A5: one MixUp coefficient per batch or per sample is not said; per sample (mixup_scope).",
-        "A6: how the partner of another class is chosen is not said; uniformly in the batch, and a sample without one "
-        "is not mixed (mixup_partner).",
-        "A8: Eq. 8 averages over all images of a client, Algorithm 1 inside a batch; over the batch.",
-        "A11: Eq. 3 divides by all clients; by the owners of the class.",
-        "Eq. 4: the squared distance inverts a majority of domains instead of balancing it; literal (reweight_power).",
+        "A1: Eq. 5 puts .99 on the new prototypes, the prose on the past ones; we follow the equation (ema_weight_on).",
+        "A3: Eq. 9 has no batch mean; we use the mean squared error (apa_reduction).",
+        "A4: the paper does not say whether the augmented prototype is a constant; here it is (apa_detach).",
+        "A7: half of the mixed features are nearer to the other class; we follow the paper (mixup_fold).",
+        "A5: the paper does not say whether the MixUp coefficient is drawn per batch or per sample; we draw it "
+        "per sample (mixup_scope).",
+        "A6: the paper does not say how the partner of another class is chosen; we draw it uniformly from the "
+        "batch, and a sample without a partner is not mixed (mixup_partner).",
+        "A8: Eq. 8 averages over all images of a client, Algorithm 1 over a batch; we average over the batch.",
+        "A11: Eq. 3 divides by all clients; we divide by the owners of the class.",
+        "Eq. 4: the squared distance reverses a majority of domains instead of balancing it; we follow the "
+        "equation (reweight_power).",
         "Stability: the contrast multiplies gradients by 1 / tau, and the alignment grows with the square of the "
-        "features, so without batch normalisation one large step can end all learning. The paper, whose "
-        "networks have it, bounds nothing; here the gradient's norm is at most 5 (clip), but in the paper's presets.",
-        "The paper does not say what predicts; the head does.",
+        "features, so without batch normalisation a single large step can end all learning. The paper's networks "
+        "have batch normalisation, and it clips nothing; here the gradient norm is clipped to 5 (clip), except "
+        "in the paper's presets.",
+        "The paper does not say what makes the prediction; the head does.",
     )
     presets = {
         "digits": {"tau": 0.07, "alpha": 0.4, "lambda_intra": 10.0, "clip": 0.0},
@@ -49,7 +52,7 @@ class I2PFL(Method[SeparatePrototypeUpload]):
     }
 
     tau: Positive = knob("temperature of the contrast with the generalized prototypes", default=0.07)
-    alpha: Positive = knob("MixUp coefficients come from Beta(alpha, alpha)", default=0.4)
+    alpha: Positive = knob("MixUp coefficients are drawn from Beta(alpha, alpha)", default=0.4)
     lambda_intra: NonNegative = knob("weight of the alignment with augmented prototypes", default=10.0)
     lambda_inter: NonNegative = knob("weight of the contrast with generalized prototypes", default=1.0)
     ema: bool = knob("smooth the generalized prototypes over rounds", default=True)
@@ -59,20 +62,20 @@ class I2PFL(Method[SeparatePrototypeUpload]):
     )
     reweight_power: Positive = knob("power of the distance in Eq. 4; 1 balances two domains exactly", default=2.0)
     global_proto: Literal["reweight", "mean", "finch"] = knob(
-        "how clients' prototypes become one (Table 5)", default="reweight"
+        "how clients' prototypes are combined (Table 5)", default="reweight"
     )
     apa_source: Literal["feature_mixup", "input_mixup", "none"] = knob(
         "what augmented prototypes are made of (Table 6)", default="feature_mixup"
     )
-    apa_reduction: Literal["mse_mean", "class_sum", "class_mean"] = knob("how Eq. 9 is summed up", default="mse_mean")
+    apa_reduction: Literal["mse_mean", "class_sum", "class_mean"] = knob("how Eq. 9 is reduced", default="mse_mean")
     apa_detach: bool = knob("treat augmented prototypes as constants", default=True)
     mixup_scope: Literal["sample", "batch"] = knob("one MixUp coefficient per sample or per batch", default="sample")
     mixup_partner: Literal["different", "any", "same"] = knob(
         "class of the sample that is mixed in", default="different"
     )
-    mixup_fold: bool = knob("use max(gamma, 1 - gamma), so that the own sample dominates", default=False)
+    mixup_fold: bool = knob("use max(gamma, 1 - gamma), so that the sample itself dominates", default=False)
 
-    clip: NonNegative = knob("largest norm of the gradient of a step; 0: as large as it comes", default=5.0, before=0.0)
+    clip: NonNegative = knob("largest gradient norm of a step; 0: no clipping", default=5.0, before=0.0)
 
     @property
     def steps(self) -> tuple[Step, ...]:

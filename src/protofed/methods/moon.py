@@ -27,13 +27,13 @@ class _MoonMemory(Record):
 
 @register("moon")
 class Moon(FedAvg):
-    """FedAvg with a contrast between the models of the server and of the client's own past."""
+    """FedAvg with a contrastive loss between the server's model and the client's own past models."""
 
     paper = "Li et al., Model-Contrastive Federated Learning, CVPR 2021"
     readings = (
-        "A client without a past has no contrast; FPL's repository contrasts with an unrelated random model.",
-        "Both references run in evaluation mode; in FPL's repository their running statistics move.",
-        "The paper projects features to 256; the comparisons here do not (projection, preset authors).",
+        "A client's first round has no contrast; FPL's repository contrasts with an unrelated random model.",
+        "Both reference models run in evaluation mode; in FPL's repository their running statistics change.",
+        "The paper projects features to 256 dimensions; the comparisons here do not (projection, preset authors).",
     )
     presets = {
         "authors": {"projection": "256"},
@@ -42,7 +42,9 @@ class Moon(FedAvg):
 
     mu: NonNegative = knob("weight of the contrast", default=5.0)
     temperature: Positive = knob("temperature of the contrast, T", default=0.5)
-    projection: Literal["none", "256"] = knob("contrast the features, or a projection of them to 256", default="none")
+    projection: Literal["none", "256"] = knob(
+        "contrast the features, or a projection of them to 256 dimensions", default="none"
+    )
     buffer: Whole = knob("number of the client's previous models to contrast with", default=1)
 
     def build(self, base: Split, at: At) -> Split:

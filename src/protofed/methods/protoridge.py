@@ -24,15 +24,15 @@ _FEWEST = 64
 
 @register("protoridge")
 class ProtoRidge(TunedBySites):
-    """One exchange: class sums and second moments add up to a centred ridge head in which classes and sites balance."""
+    """One exchange: class sums and second moments add up to a centred ridge head with balanced classes and sites."""
 
     paper = "None: new here, after Fed3R and FedCGS"
     sends_up = "class means and counts, second moment (or a sketch, or none), once; with tune one number per candidate"
     sends_down = "weights of the head; with tune or rho also the sums of all sites"
 
     project: Annotated[int, Field(ge=0)] | None = knob(
-        "dimensions to which features are brought by a random matrix known to all; 0: as they are; unset: as they are, "
-        "or under a guard's noise as many as keep it below the signal",
+        "dimensions to which a random matrix known to all reduces the features; 0: no reduction; unset: no "
+        "reduction, or under a guard's noise as many as keep the noise below the signal",
         default=None,
     )
 

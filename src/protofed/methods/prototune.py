@@ -58,10 +58,10 @@ class TuneUpload(MomentsUpload):
 
 @register("prototune")
 class ProtoTune(ProtoRidge):
-    """ProtoRidge whose last stages (--train) are trained against all domains' prototypes, if left-out sites gain."""
+    """ProtoRidge with its last stages (--train) trained against all domains' prototypes, if left-out sites gain."""
 
     paper = "None: new here, after ProtoRidge, FPL and I2PFL"
-    sends_up = "class means and counts, second moment; trained weights; right answers on images of its own"
+    sends_up = "class means and counts, second moment; trained weights; numbers of correct answers on its own images"
     sends_down = "trained weights, head, class means of every domain"
     run_defaults = {"optimizer": "adam", "lr": 3e-4}
     trains_backbone = True
@@ -70,20 +70,25 @@ class ProtoTune(ProtoRidge):
     steps = (Step(trains=everything - head),)
 
     balance: Literal["none", "domain", "site"] = knob("images, domains or sites count equally", default="domain")
-    refine: Whole = knob("rounds of training, at most", default=3)
-    folds: Whole = knob("groups of sites that stay out in turn and score; 1: nobody does, all rounds count", default=3)
+    refine: Whole = knob("maximum number of training rounds", default=3)
+    folds: Whole = knob(
+        "groups of sites that are left out in turn and score; 1: none is left out, all rounds count", default=3
+    )
     target: Literal["prototypes", "head", "both"] = knob(
-        "what stages are trained on: prototypes of all domains, the computed head, or both", default="prototypes"
+        "what the stages are trained against: prototypes of all domains, the computed head, or both",
+        default="prototypes",
     )
     tau: Positive = knob("temperature of both", default=0.1)
 
     def build(self, base: Split, at: At) -> Split:
         """With stages to train, and nothing that ProtoRidge does after its one exchange."""
         if self.gram == "sketch" or self.tune != "none" or self.rho:
-            raise UserError("prototune needs statistics that add up (gram=full or none), and has neither tune nor rho")
+            raise UserError(
+                "prototune needs statistics that add up (gram=full or none), and supports neither tune nor rho"
+            )
         model = super().build(base, at)
         if not (everything - head).names(model):
-            raise UserError("prototune trains stages before the head; give --train last, or stages=N")
+            raise UserError("prototune trains stages before the head; use --train last, or stages=N")
         return model
 
     def plan(self, plan: Plan) -> Plan:
@@ -98,7 +103,7 @@ class ProtoTune(ProtoRidge):
 
     def sum_sensitivity(self, unit: Literal["sample", "client"], bound: float, at: At) -> Mapping[str, SumSensitivity]:
         """Training is not covered."""
-        raise UserError("guard: noise covers the sums of protoridge, not training; use protoridge")
+        raise UserError("guard: noise covers the sums of protoridge, but not training; use protoridge")
 
     # At a site
 
@@ -187,7 +192,9 @@ class ProtoTune(ProtoRidge):
 
     def forget(self, server: Any, memory: Any, at: At) -> Any:
         """What stages have learnt from a site cannot be taken out of them."""
-        raise UserError("its stages were trained, and what they learnt from a site stays; run again without it")
+        raise UserError(
+            "its stages were trained, and what they learnt from a site stays in them; run again without the site"
+        )
 
     def _with_stages(self, server: TuneServer, stages: Weights) -> TuneServer:
         weights = server.shared.weights

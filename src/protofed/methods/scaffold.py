@@ -43,16 +43,17 @@ class _ScaffoldMemory(Record):
 
 @register("scaffold")
 class Scaffold(Method[_ScaffoldUpload]):
-    """Every local gradient is corrected by the difference between everybody's direction and the client's own."""
+    """Each local gradient is corrected by the difference between the average direction of all clients and the
+    client's own."""
 
     paper = "Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020"
     sends_up = "change of the weights, change of the control variate"
     sends_down = "weights, control variate"
     separable = True
     readings = (
-        "Control variates by option II; the theory has no momentum, here the corrected gradient enters it, and the "
-        "change is divided by the path of a unit gradient, which is m x lr without momentum.",
-        "Clients count equally in the theory (weighting).",
+        "Control variates follow option II. The theory has no momentum; here the corrected gradient enters it, "
+        "and the change is divided by the path of a unit gradient, which is m x lr without momentum.",
+        "The theory weights clients equally (weighting).",
         "Running statistics have no gradient: they are averaged and have no control variate.",
     )
 
