@@ -332,6 +332,31 @@ def test_other_weights_in_frozen_stages_are_noticed(ready: Callable[..., Assembl
     assert net.shortcut is None
 
 
+class NewHeads(FrozenBackbone):
+    """Trains its last stage behind a head that is not trained, and may be another one in every round."""
+
+    trained = part("layer4")
+    separable = True
+
+    def loss(self, net: Net, x: Tensor, y: Tensor, at: At) -> Terms:
+        return {"ce": cross_entropy(net(x), y)}
+
+
+def test_a_head_that_changes_without_training_spoils_nothing(ready: Callable[..., Assembly]) -> None:
+    register("new_heads")(NewHeads)
+    context = ready("new_heads", dtype="float64").context
+    net, samples = Net(deepcopy(context.model)), context.samples("a-0")
+    stages = FrozenStages(context, 0, net, feature_store(context))
+    with torch.no_grad():
+        for param in net.params(head).values():
+            param.add_(1)
+    stages.install()
+    assert net.shortcut is not None
+    with torch.no_grad(), net.eval():
+        for x, _ in samples.batches(4):
+            torch.testing.assert_close(net(x), net.model(x + 0))
+
+
 def test_features_inside_the_prefix_come_from_the_images(ready: Callable[..., Assembly]) -> None:
     context = ready("fedprototypical", dtype="float64").context
     net, samples = Net(context.model), context.samples("a-0")
