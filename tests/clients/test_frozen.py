@@ -24,6 +24,7 @@ from protofed.methods.fedadapterproto import FedPrototypical
 from protofed.methods.fedavg import FedAvg
 from protofed.methods.fedproto import FedProto
 from protofed.models import Split, build_model, head, part
+from protofed.models.freezing import Frozen
 from protofed.models.net import Net
 from protofed.models.passed import ImagesWanted
 from protofed.records import Weights
@@ -322,8 +323,7 @@ def test_other_weights_in_frozen_stages_are_noticed(ready: Callable[..., Assembl
     stages = FrozenStages(context, 0, net, feature_store(context))
     stages.install()
     assert net.shortcut is not None
-    reference = net.using(net.pick())
-    assert reference.shortcut is None
+    assert net.using(net.pick()).shortcut is None
     with torch.no_grad():
         net.params()["adapter1.up.bias"].add_(1)
         stages.install()
@@ -331,6 +331,31 @@ def test_other_weights_in_frozen_stages_are_noticed(ready: Callable[..., Assembl
         net.params()["layer3.0.conv1.weight"][0, 0, 0, 0].add_(1e-3)
         stages.install()
     assert net.shortcut is None
+
+
+class NewHeads(FrozenBackbone):
+    """Trains its last stage behind a head that is not trained, and may be another one in every round."""
+
+    trained = part("layer4")
+    separable = True
+
+    def loss(self, net: Net, x: Tensor, y: Tensor, at: At) -> Terms:
+        return {"ce": cross_entropy(net(x), y)}
+
+
+def test_a_head_that_changes_without_training_spoils_nothing(ready: Callable[..., Assembly]) -> None:
+    register("new_heads")(NewHeads)
+    context = ready("new_heads", dtype="float64").context
+    net, samples = Net(deepcopy(context.model)), context.samples("a-0")
+    stages = FrozenStages(context, 0, net, feature_store(context))
+    with torch.no_grad():
+        for param in net.params(head).values():
+            param.add_(1)
+    stages.install()
+    assert net.shortcut is not None
+    with torch.no_grad(), net.eval():
+        for x, _ in samples.batches(4):
+            torch.testing.assert_close(net(x), net.model(x + 0))
 
 
 def test_features_inside_the_prefix_come_from_the_images(ready: Callable[..., Assembly]) -> None:
@@ -433,13 +458,85 @@ def test_a_batch_knows_its_samples_until_it_is_changed() -> None:
     x = SampleBatch(torch.empty(0, 3), rows, samples, make)
     assert (len(x), x.shape, x.dtype, x.device.type, x.source) == (2, (2, 3), torch.float32, "cpu", (samples, rows))
     assert made == []
-    for computed in (x.clone(), x[:], x + 1, x.to(torch.float64), torch.cat([x, x]), x.flip(0)):
+    others = (SampleBatch(torch.empty(0, 3), rows, SampleSet("train", "b"), make), torch.zeros(2, 3))
+    side_by_side = (torch.cat([x, x], 1), *(torch.cat([x, other]) for other in others))
+    for computed in (
+        x.clone(),
+        x[:],
+        x[0],
+        x[None],
+        x + 1,
+        x.to(torch.float64),
+        x.flip(0),
+        x[:, rows - 2],
+        *side_by_side,
+    ):
         assert not isinstance(computed, SampleBatch)
-    assert len(made) == 1
+    assert len(made) == 2
     assert x.source == (samples, rows)
     x.add_(1)
     assert x.source is None
     assert torch.equal(x * 1, torch.ones(2, 3))
+
+
+def test_samples_of_a_batch_and_batches_in_a_row_are_samples() -> None:
+    samples, images = SampleSet("train", "a"), torch.arange(30.0).view(10, 3)
+
+    def make(rows: Tensor) -> Tensor:
+        return images[rows]
+
+    def batch(*rows: int) -> SampleBatch:
+        return SampleBatch(torch.empty(0, 3), torch.tensor(rows), samples, make)
+
+    both = torch.cat([batch(4, 2), batch(7)])
+    last, masked = both[torch.tensor([-1, 0])], both[torch.tensor([False, True, True])]
+    for made, rows in ((both, [4, 2, 7]), (last, [7, 4]), (masked, [2, 7])):
+        assert isinstance(made, SampleBatch)
+        assert made.source is not None
+        assert (made.source[0], made.source[1].tolist(), made.shape) == (samples, rows, (len(rows), 3))
+        assert torch.equal(made * 1, images[rows])
+    changed = batch(4, 2)
+    changed.add_(1)
+    for plain in (torch.cat([changed, batch(7)]), changed[torch.tensor([0])]):
+        assert not isinstance(plain, SampleBatch)
+    assert torch.equal(changed[torch.tensor([0])], images[[4]] + 1)
+    assert last.source is not None  # a copy, like any tensor that indices choose
+
+
+def test_a_reference_knows_the_frozen_stages_that_it_shares(ready: Callable[..., Assembly]) -> None:
+    context = ready("fedavg", train="head", dtype="float64").context
+    net, samples = Net(deepcopy(context.model)), context.samples("a-0")
+    FrozenStages(context, 0, net, feature_store(context)).install()
+    own = net.pick()
+    reference = net.using(own)
+    other = Weights({name: tensor + 1 for name, tensor in own.params.items()}, {})
+    assert net.using(Weights({"stem.conv.weight": torch.zeros(1)}, {})).shortcut is None
+    with torch.no_grad(), net.eval():
+        for x, _ in samples.batches(4):
+            torch.testing.assert_close(reference.features(x), context.model.features(x + 0))
+            assert not torch.equal(reference(x), net.using(other)(x))
+
+
+@pytest.mark.parametrize(
+    ("method", "guard"), [("moon", None), ("moon", "clip=1,noise=0.5"), ("elastic", None), ("fedga", None)]
+)
+def test_what_a_method_does_inside_costs_no_backbone(
+    method: str, guard: str | None, frozen_run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    forward = Frozen.forward
+
+    def counted(self: Frozen, x: Tensor) -> Tensor:
+        calls.append(len(x))
+        return forward(self, x)
+
+    options: dict[str, Any] = {"train": "head", "guard": guard, "set": {"data.validation": 0.2}}
+    plain = frozen_run(method, "plain", **options)
+    monkeypatch.setattr(Frozen, "forward", counted)
+    frozen_run(method, rounds=1, **options)
+    before_training = len(calls)  # with blank images, to see what messages look like
+    assert_same_but_for_rounding(plain, frozen_run(method, **options))
+    assert len(calls) == 2 * before_training
 
 
 def test_several_batches_at_once_have_features_of_their_own(ready: Callable[..., Assembly]) -> None:

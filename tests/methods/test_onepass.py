@@ -184,6 +184,17 @@ def test_classes_of_few_images_are_named(make_at: Any) -> None:
     assert not FedNCM().cautions(each[1:], ["cat", "dog"])
 
 
+@pytest.mark.parametrize("images", [0, 1, 5, 6, 40])
+def test_a_sketch_is_of_singular_vectors_however_many_images_there_are(images: int) -> None:
+    within = torch.randn(images, 6, generator=torch.Generator().manual_seed(images), dtype=torch.float64)
+    _, s, V = torch.linalg.svd(within / max(images, 1) ** 0.5, full_matrices=False)
+    leading = s[:2, None] * V[:2]
+    found = sketched(within, 2)
+    directions = (found.rows.double() - 128) * found.scale[:, None]
+    torch.testing.assert_close(directions.T @ directions, leading.T @ leading, rtol=0.02, atol=0.02)
+    assert len(found.rows) == min(2, images)
+
+
 def test_a_sketch_keeps_the_trace_and_the_leading_directions() -> None:
     within = torch.randn(40, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     within[:, :2] *= 20

@@ -21,9 +21,8 @@ from protofed.seeding import generator
 
 @dataclass(frozen=True)
 class FrozenPart:
-    """Stages of one architecture that no step trains and that do the same in training as in evaluation."""
+    """Of the stages of one architecture that no step trains and that do the same in training as in evaluation."""
 
-    stages: tuple[str, ...] = ()
     recipes: Mapping[str, Recipe] = field(default_factory=dict)
     """For the stand-ins of those with batch normalisation to be folded."""
     prefix: tuple[str, ...] = ()

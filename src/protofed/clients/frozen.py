@@ -130,7 +130,7 @@ def find_frozen(method: Method, model: Split, image_shape: ImageShape) -> Frozen
                 recipes[name] = recipe
         x, shapes[name] = h, tuple(h.shape[1:])
     prefix = model.stage_names[: _leading(model, still)]
-    return FrozenPart(tuple(still), recipes, prefix, shapes[prefix[-1]] if prefix else ())
+    return FrozenPart(recipes, prefix, shapes[prefix[-1]] if prefix else ())
 
 
 def _leading(model: Split, still: list[str]) -> int:
@@ -208,7 +208,8 @@ class FrozenStages:
 
     @cached_property
     def _initial_tensors(self) -> dict[str, Tensor]:
-        prefixes = tuple(f"{name}." for name in self._part.stages)
+        """Of the stages that are skipped or stood in for; others, such as a head that is computed, may change."""
+        prefixes = tuple(f"{name}." for name in (*self._part.prefix, *self._part.recipes))
         return {
             name: tensor.detach().to(self._context.device)
             for name, tensor in tensors(self._model).items()
@@ -225,7 +226,7 @@ class FrozenStages:
         return Shortcut(stand_ins, len(self._part.prefix), self._lookup)
 
     def install(self) -> None:
-        """Let the net skip its frozen stages, if they are as they were in the beginning."""
+        """Let the net skip its frozen stages, if those are as they were in the beginning."""
         own = tensors(self._net.model)
         same = all(torch.equal(own[name], tensor) for name, tensor in self._initial_tensors.items())
         self._net.shortcut = self._shortcut if same else None

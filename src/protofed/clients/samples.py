@@ -32,7 +32,8 @@ class SampleBatch(Tensor):
     """Images that know which samples they are, so that what was computed for those samples can be looked up.
 
     They are made when something is computed from them, which gives a plain tensor that knows nothing: a method that
-    changes its images has others. A network whose first stages are frozen never asks for them.
+    changes its images has others. Only samples that a tensor of indices chooses, and batches put one after the other,
+    are such batches again. A network whose first stages are frozen never asks for the images.
     """
 
     @staticmethod
@@ -42,6 +43,7 @@ class SampleBatch(Tensor):
         return torch.Tensor._make_wrapper_subclass(cls, shape, dtype=like.dtype, device=like.device)
 
     def __init__(self, like: Tensor, rows: Tensor, samples: SampleSet, make: Callable[[Tensor], Tensor]) -> None:
+        self._like = like
         self._rows = rows
         self._samples = samples
         self._make = make
@@ -69,7 +71,16 @@ class SampleBatch(Tensor):
         if func in DESCRIPTIONS:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
-        return _with_images(func, args, kwargs)
+        rearranged = _REARRANGED[func](*args) if func in _REARRANGED and not kwargs else None
+        return _with_images(func, args, kwargs) if rearranged is None else rearranged
+
+    def chosen(self, rows: Tensor) -> "SampleBatch":
+        """Other samples of the same set."""
+        return SampleBatch(self._like, rows, self._samples, self._make)
+
+    def alike(self, other: "SampleBatch") -> bool:
+        """Whether both are made in the same way of samples of one set."""
+        return (self._samples, self._make) == (other._samples, other._make)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -77,6 +88,29 @@ class SampleBatch(Tensor):
     ) -> Any:
         """For what reaches torch without its Python interface."""
         return _with_images(func, args, kwargs)
+
+
+def _indexed(batch: Any, index: Any) -> SampleBatch | None:
+    """The samples that a tensor of indices, or a mask, chooses; None for anything else: a slice is a view of images."""
+    if not isinstance(batch, SampleBatch) or not isinstance(index, Tensor) or batch.source is None:
+        return None
+    rows = batch.source[1]
+    return batch.chosen(rows[index.to(rows.device)]) if index.ndim == 1 and index.dtype in _INDICES else None
+
+
+def _joined(batches: Any, *dimension: int) -> SampleBatch | None:
+    """Batches of one sample set one after the other; None where they are something else, or put side by side."""
+    first = batches[0]
+    if dimension not in ((), (0,)) or not isinstance(first, SampleBatch):
+        return None
+    sources = [batch.source if isinstance(batch, SampleBatch) and batch.alike(first) else None for batch in batches]
+    known = [source[1] for source in sources if source is not None]
+    return first.chosen(torch.cat(known)) if len(known) == len(sources) else None
+
+
+_INDICES = (torch.bool, torch.int64)
+_REARRANGED: dict[Any, Callable[..., SampleBatch | None]] = {Tensor.__getitem__: _indexed, torch.cat: _joined}
+"""What copies samples without changing them, and so gives samples again where it can."""
 
 
 def _with_images(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Any:
@@ -133,9 +167,9 @@ class ClientSamples:
         for start in range(0, len(self), size):
             part = slice(start, start + size)
             rows = torch.arange(start, min(start + size, len(self)))
-            yield self._batch(rows, lambda _, part=part: self.clean(part)), self.y[part]  # type: ignore[misc]
+            yield self.clean(part) if self._key is None else self._batch(rows, self.clean), self.y[part]
 
-    def clean(self, part: slice) -> Tensor:
+    def clean(self, part: slice | Tensor) -> Tensor:
         """Some samples as they are, normalised."""
         return self._normalise(self._look(part), self._dtype) if self._clean is None else self._clean[part]
 

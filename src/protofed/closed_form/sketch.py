@@ -41,13 +41,22 @@ class SketchUpload(Record):
 def sketched(within: Tensor, rank: int) -> Sketch:
     """Rows [n, D] by the `rank` leading directions of their mean square, each in eight bits."""
     rows = within.double() / max(len(within), 1) ** 0.5
-    _, s, V = torch.linalg.svd(rows, full_matrices=False) if len(rows) else (None, rows[:, 0], rows)
-    kept = s[:rank, None] * V[:rank]
+    kept = _leading(rows, rank)
     scale = (kept.abs().amax(1) / 127).clamp(min=1e-30).to(within.dtype)
     whole = (kept / scale.double()[:, None]).round() + 128
     sketch = Sketch(whole.clamp(1, 255).to(torch.uint8), scale, within.new_zeros(()))
     lost = rows.pow(2).sum() - _directions(sketch).pow(2).sum()
     return replace(sketch, lost=lost.clamp(min=0).to(within.dtype))
+
+
+def _leading(rows: Tensor, rank: int) -> Tensor:
+    """The leading right singular vectors of rows [n, D], each as long as its singular value."""
+    if len(rows) > rows.shape[1]:
+        _, s, V = torch.linalg.svd(rows, full_matrices=False)
+        return s[:rank, None] * V[:rank]
+    # With rows = U s V', U' rows is s V', and U is known from the small matrix of their products.
+    _, U = torch.linalg.eigh(rows @ rows.T)
+    return U.flip(1)[:, :rank].T @ rows
 
 
 def expanded(sketch: Sketch, dim: int) -> Tensor:

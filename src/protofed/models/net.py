@@ -36,7 +36,7 @@ class Net:
     def __init__(self, model: Split, at: Weights | None = None) -> None:
         self.model = model
         self.shortcut: Shortcut | None = None
-        """Set by the code that loads the weights; references made by `using` have other weights, and none."""
+        """Set by the code that loads the weights."""
         self._at = None if at is None else {f"model.{name}": tensor for name, tensor in at.tensors().items()}
         own = dict(model.named_parameters())
         self._stats = {name: tensor for name, tensor in tensors(model).items() if name not in own}
@@ -84,9 +84,18 @@ class Net:
         return x
 
     def using(self, weights: Weights) -> "Net":
-        """The same network at other weights, for instance a frozen reference; what `weights` lacks is shared."""
+        """The same network at other weights, for instance a frozen reference; what `weights` lacks is shared.
+
+        So is what is known of its first stages, unless `weights` has others for them.
+        """
         stats = {name: tensor.clone() for name, tensor in weights.stats.items()}
-        return Net(self.model, Weights(weights.params, stats))
+        other = Net(self.model, Weights(weights.params, stats))
+        if self.shortcut is not None:
+            known = tuple(f"{stage}." for stage in self.model.stage_names[: self.shortcut.prefix])
+            if not any(name.startswith(known) for name in weights.tensors()):
+                # Stand-ins are made when they are first needed, which must not be while a loss is being vectorised.
+                other.shortcut = Shortcut({}, self.shortcut.prefix, self.shortcut.lookup)
+        return other
 
     def _run(self, function: str, *arguments: Any) -> Tensor:
         call = getattr(self.model, function)
