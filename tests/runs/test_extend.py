@@ -120,6 +120,6 @@ def test_stopping_says_what_is_kept_and_how_to_go_on(tmp_path: Path, tiny_data: 
         process.kill()
     assert process.returncode == 130
     done = len(protofed.Run(out).rounds)
-    assert said == f"stopped; {done} of 100000 rounds are kept. To go on: protofed run --resume --out '{out}'"
+    assert said == f"stopped; {done} of 100000 rounds are kept. To continue: protofed run --resume --out '{out}'"
     assert main(["run", "--resume", "--out", str(out), "--rounds", str(done + 1), "--quiet"]) == 0
     assert json.loads((out / "summary.json").read_text())["rounds"] == done + 1
