@@ -27,7 +27,7 @@ def register(name: str) -> Callable[[M], M]:
 
     def remember(cls: M) -> M:
         if name in _methods and _methods[name].__qualname__ != cls.__qualname__:
-            raise UserError(f"a method named {name!r} exists already; give {cls.__name__} another name")
+            raise UserError(f"a method named {name!r} already exists; give {cls.__name__} another name")
         _methods[name] = cls
         return cls
 
@@ -123,7 +123,7 @@ def load_plugin(path: str) -> ModuleType:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
-        raise UserError(f"the plugin {path} fails when it is loaded: {type(error).__name__}: {error}") from error
+        raise UserError(f"the plugin {path} fails to load: {type(error).__name__}: {error}") from error
     return module
 
 

@@ -56,7 +56,7 @@ def checked(
     values: dict[str, Any] = {}
     for name, value in given.items():
         if not settings:
-            raise UserError(f"{prefix}{name}: {of} has no settings of its own; leave it out")
+            raise UserError(f"{prefix}{name}: {of} has no settings; omit it")
         if name not in settings:
             raise unknown_name(f"setting of {of}:", name, settings)
         text = value.strip() if isinstance(value, str) else value

@@ -89,7 +89,7 @@ def require_memory(needed: float, what: str, remedy: str) -> None:
     free = available_memory()
     if free is not None and needed > free:
         raise UserError(
-            f"{what} needs about {needed / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB are free; {remedy}"
+            f"{what} needs about {needed / 1e9:.1f} GB of memory, but only {free / 1e9:.1f} GB are free; {remedy}"
         )
 
 
@@ -104,8 +104,8 @@ def check_array_size(path: Path | str, shape: tuple[int, ...], item: int = 1, wh
     if min(shape, default=0) < 0 or size > _largest_read():
         dimensions = "x".join(map(str, shape))
         raise UserError(
-            f"{path} asks for {what} of {dimensions}, {size / 2**30:.1f} GiB; "
-            f"at most {_largest_read() / 2**30:.1f} GiB are read at once here"
+            f"{path} needs {what} of {dimensions}, {size / 2**30:.1f} GiB; the limit on this machine is "
+            f"{_largest_read() / 2**30:.1f} GiB"
         )
     return size
 
@@ -146,16 +146,16 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 _DISK_TROUBLE = {
     errno.ENOSPC: "make room",
-    errno.EDQUOT: "make room, or have your quota raised",
+    errno.EDQUOT: "free some space, or have your quota raised",
     errno.EFBIG: "choose a place for larger files",
     errno.EACCES: "choose a place you may write to and read from, or have its permissions changed",
     errno.EPERM: "choose a place you may write to and read from, or have its permissions changed",
-    errno.EROFS: "choose a place that can be written to",
-    errno.EEXIST: "choose a path whose folders are folders",
-    errno.ENOTDIR: "choose a path whose folders are folders",
+    errno.EROFS: "choose a place that is writable",
+    errno.EEXIST: "choose a path in which every parent is a folder",
+    errno.ENOTDIR: "choose a path in which every parent is a folder",
     errno.EISDIR: "choose a file instead of a folder",
     errno.ENAMETOOLONG: "choose a shorter name",
-    errno.EIO: "look after the disk",
+    errno.EIO: "check the disk",
 }
 
 
@@ -165,7 +165,7 @@ def disk_trouble(problem: OSError) -> str | None:
         return None
     where = f"{problem.filename}: " if problem.filename else ""
     text = str(problem.strerror)
-    return f"{where}{text[:1].lower()}{text[1:]}; {_DISK_TROUBLE[problem.errno]}; what was finished is kept"
+    return f"{where}{text[:1].lower()}{text[1:]}; {_DISK_TROUBLE[problem.errno]}; finished work is kept"
 
 
 def make_private(folder: Path) -> list[Path]:
@@ -177,7 +177,7 @@ def make_private(folder: Path) -> list[Path]:
             try:
                 path.chmod(0o700 if path.is_dir() else 0o600)
             except OSError:
-                raise UserError(f"{path} can be read by others; chmod -R go= {folder}") from None
+                raise UserError(f"{path} is readable by others; run chmod -R go= {folder}") from None
             opened.append(path)
     return opened
 

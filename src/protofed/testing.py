@@ -113,7 +113,7 @@ def results_of(path: str | Path) -> dict[str, Any]:
 def _check_description(method: type[Method], settings: Mapping[str, object]) -> None:
     """It can be made without settings, and describes itself."""
     name = method.__name__
-    with _checking(f"{name} cannot be made with its defaults"):
+    with _checking(f"{name} cannot be constructed with its defaults"):
         method()
     # A dataclass without a docstring is given its signature for one.
     explained = not (method.__doc__ or f"{name}(").startswith(f"{name}(")
@@ -121,7 +121,7 @@ def _check_description(method: type[Method], settings: Mapping[str, object]) -> 
     assert method.paper, f"{name} does not say where it comes from; set `paper` (or say that it is new)"
     for knob in knobs(method):
         assert knob.description, f"{name}.{knob.name} has no description; write knob('what it does', default=...)"
-        with _checking(f"the default of {name}.{knob.name} is not a value that it takes"):
+        with _checking(f"the default of {name}.{knob.name} is not one of its valid values"):
             make_method(method, {knob.name: knob.default})
     for preset in method.presets:
         with _checking(f"the preset {preset} of {name} cannot be used"):
@@ -171,14 +171,14 @@ class _Trial:
         normalised = context.dataset.normalise
         limit = normalised(torch.full((1, 1, 1, 1), _BRIGHTEST_TRAINING_PIXEL, dtype=torch.uint8), context.dtype)
         brightest = max(float(x[:, 0, 0, 0].max()) for x in recording.inputs)
-        assert brightest < float(limit) + 1e-3, f"{self.method.__name__} was shown test data"
+        assert brightest < float(limit) + 1e-3, f"{self.method.__name__} has seen test data"
         pool = context.dataset.pooled_train().x[:]
         images = torch.cat([forms.double().flatten(1) for forms in (pool, pool / 255, normalised(pool, context.dtype))])
         for what, messages in (("broadcast", recording.broadcasts), ("upload", recording.uploads)):
             for (round, client), message in messages.items():
                 for leaf, tensor in load(message).items():
                     assert not _holds_a_row_of(tensor, images), (
-                        f"the {what} of {client} in round {round + 1} holds a training image, in {leaf}"
+                        f"the {what} of {client} in round {round + 1} contains a training image, in {leaf}"
                     )
         for (_, client), message in recording.uploads.items():
             again = encode(decode(message, templates.upload, client), client)
@@ -205,8 +205,10 @@ class _Trial:
         differs = _differing(straight.path, self.folder / "stopped")
         if differs:
             again = _differing(straight.path, self._run("again", data).path)
-            assert not again, f"two runs with the same seed differ in {', '.join(again)}; draw from the given rng only"
-        assert not differs, f"a run that is stopped and resumed differs from one that is not in {', '.join(differs)}"
+            assert not again, f"two runs with the same seed differ in {', '.join(again)}; draw only from the given rng"
+        assert not differs, (
+            f"a run that is stopped and resumed differs from an uninterrupted one in {', '.join(differs)}"
+        )
 
     def check_odd_clients(self) -> None:
         """Clients as they are in the world."""
@@ -215,7 +217,7 @@ class _Trial:
             ("with one client", {"domains": ["only"]}, {}),
             ("with a client that holds one sample of each class", {"labels": one_of_each}, {}),
             ("with a client that holds a single class", {"labels": one_class}, {}),
-            ("when clients sit rounds out", {}, {"participation": 0.5, "rounds": 3}),
+            ("when clients sit out rounds", {}, {"participation": 0.5, "rounds": 3}),
         ):
             name = what.replace(" ", "-")
             with _checking(f"{self.method.__name__} fails {what}"):

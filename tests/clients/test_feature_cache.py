@@ -81,7 +81,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptu
     cache = FeatureCache(tmp_path / "file")  # also root may not put a file below a file
     cache.write(BACKBONE, some(2))
     assert cache.read(BACKBONE, list(some(2))) == {}
-    assert "features are not kept" in caplog.text
+    assert "features are not cached" in caplog.text
     assert "set PROTOFED_CACHE" in caplog.text
 
 

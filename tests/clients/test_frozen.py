@@ -252,7 +252,7 @@ def test_clients_with_different_networks(tiny_run: Any, data: str) -> None:
 
 def test_augmentation(frozen_run: Any, filled: Any) -> None:
     options: dict[str, Any] = {"set": {"data.augment": "flip"}}
-    with pytest.raises(UserError, match=r"--frozen cached: images are augmented .*leave out data\.augment"):
+    with pytest.raises(UserError, match=r"--frozen cached: images are augmented .*omit data\.augment"):
         frozen_run("fedadapter", "cached", **options)
     plain, kept = frozen_run("fedadapter", "plain", **options), frozen_run("fedadapter", **options)
     assert_same_but_for_rounding(plain, kept)
@@ -270,7 +270,7 @@ def test_where_everything_is_trained_there_is_nothing_to_do(frozen_run: Any) -> 
     assert run.config["engine"]["frozen"] == {
         "kept": [],
         "folded": [],
-        "why": "the first stage of the model (stem) is trained, or changes in training",
+        "why": "the first stage of the model (stem) is trained, or changes during training",
     }
     with pytest.raises(UserError, match=r"the first stage of the model .* is trained.*frozen backbone"):
         frozen_run("fedavg", "cached")

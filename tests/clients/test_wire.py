@@ -64,12 +64,12 @@ def test_a_loss_that_is_not_a_number_comes_back() -> None:
 @pytest.mark.parametrize(
     ("header", "body", "reason"),
     [
-        ({"result": "score", "correct": 5, "total": 3}, b"", "no score"),
+        ({"result": "score", "correct": 5, "total": 3}, b"", "not a valid score"),
         ({"result": "score", "correct": "many", "total": 3}, b"", "'correct' of the Score"),
         ({"result": "score", "correct": 1, "total": 3, "images": [1]}, b"", "no field 'images'"),
         ({"result": "trained", "size": {}, "loss": {}, "samples": 1}, b"", "what its bytes are"),
         ({"result": "predicted", "dtype": "object", "shape": [1]}, b"12345678", "no array"),
-        ({"result": "predicted", "dtype": "float32", "shape": [9]}, b"12345678", "shape that is promised"),
+        ({"result": "predicted", "dtype": "float32", "shape": [9]}, b"12345678", "promised shape"),
         ({"result": "system"}, b"", "no result"),
         ({}, b"", "no result"),
     ],
@@ -81,7 +81,7 @@ def test_what_is_no_result_is_refused(header: Any, body: bytes, reason: str) -> 
 
 def test_announced_bytes_must_have_come() -> None:
     envelope = encode_job(JOBS[0], MESSAGE)
-    with pytest.raises(BadMessage, match="5 bytes have come where 6 are announced"):
+    with pytest.raises(BadMessage, match="5 bytes arrived, but 6 were announced"):
         decode_job(envelope[:-1], "server")
 
 

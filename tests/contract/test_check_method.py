@@ -198,8 +198,8 @@ def test_other_engines_and_models() -> None:
     [
         (Anonymous, "Anonymous has no docstring"),
         (Unpublished, "set `paper`"),
-        (NeedsAnArgument, "cannot be made with its defaults: TypeError"),
-        (BadDefault, "the default of BadDefault.rate is not a value that it takes"),
+        (NeedsAnArgument, "cannot be constructed with its defaults: TypeError"),
+        (BadDefault, "the default of BadDefault.rate is not one of its valid values"),
         (Undescribed, "Undescribed.rate has no description"),
         (BadPreset, "the preset mine of BadPreset cannot be used"),
         (NotFinite, "NotFinite .*not finite"),
@@ -208,8 +208,8 @@ def test_other_engines_and_models() -> None:
         (NeedsEverybody, "somebody is missing"),
         (TakesTheFirst, "aggregate depends on the order in which uploads arrive: weights/params/"),
         (UnseededChance, "two runs with the same seed differ in .*model.safetensors"),
-        (Remembers, "stopped and resumed differs from one that is not in .*model.safetensors"),
-        (Leaks, "the upload of a-0 in round 1 holds a training image, in pictures/value/rows"),
+        (Remembers, "stopped and resumed differs from an uninterrupted one in .*model.safetensors"),
+        (Leaks, "the upload of a-0 in round 1 contains a training image, in pictures/value/rows"),
         (Shrinks, "Shrinks fails in an ordinary federation: .*is missing"),
     ],
 )

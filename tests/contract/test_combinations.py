@@ -76,7 +76,7 @@ def test_prototype_methods_train_different_architectures(method, make_data, tiny
 
 @pytest.mark.parametrize("method", ["fedavg", "i2pfl", "fedbn"])
 def test_methods_that_exchange_weights_refuse_different_architectures(method, make_data, tiny_run):
-    with pytest.raises(UserError, match="exchanges weights, so all clients need one architecture"):
+    with pytest.raises(UserError, match="exchanges weights, so all clients need the same architecture"):
         tiny_run(method, make_data(size=16), model="lenet5,cnn")
 
 

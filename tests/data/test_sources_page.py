@@ -45,26 +45,26 @@ def test_every_set_has_a_page(capsys, name):
     text = page(capsys, name)
     assert "State: " in text
     if name not in ("digits", "tb", "dr_fundus"):
-        for word in ("From: ", "Download: ", "Licence: ", "Layout under the data root:", "Split: ", "not there"):
+        for word in ("From: ", "Download: ", "Licence: ", "Layout under the data root:", "Split: ", "not found"):
             assert word in text
 
 
 def test_the_page_says_what_is_there(capsys, root):
     text = page(capsys, "pacs", "--data-root", root)
-    assert f"State: there, as original files in {root}" in text
+    assert f"State: found, as original files in {root}" in text
     assert "--set data.pacs_test=heldout|all (default heldout)" in text
     assert "has 17 training and 4 test images" not in text, "photographs are counted on demand only"
     assert "has 17 training and 4 test images" in page(capsys, "pacs", "--data-root", root, "--check")
     assert f"mnist: {root / 'mnist'}" in page(capsys, "digits", "--data-root", root)
-    assert "State: not there" in page(capsys, "tb", "--data-root", root)
+    assert "State: not found" in page(capsys, "tb", "--data-root", root)
 
 
 def test_checksums_are_verified(capsys, root, monkeypatch):
     text = page(capsys, "mnist", "--data-root", root, "--check")
-    assert text.count("is not the one known") == 4
+    assert text.count("does not match") == 4
     right = {path.name: hashlib.md5(path.read_bytes()).hexdigest() for path in (root / "mnist").iterdir()}
     monkeypatch.setitem(SOURCES, "mnist", replace(SOURCES["mnist"], md5=right))
-    assert "is not the one known" not in page(capsys, "mnist", "--data-root", root, "--check")
+    assert "does not match" not in page(capsys, "mnist", "--data-root", root, "--check")
 
 
 def test_the_page_for_machines(capsys, root):

@@ -174,7 +174,7 @@ def _clock_that_ends(done: threading.Event) -> Callable[[], float]:
     [
         ("fedavg", {}, "fedavg cannot forget b-0: its state is not a sum over clients.*else train again"),
         ("fedncm", {"set": {**OPTIONS["set"], "finetune": 1}}, "followed by rounds"),
-        ("protoridge", {"robust": "median"}, "gives no sum"),
+        ("protoridge", {"robust": "median"}, "is not a sum"),
         ("fedncm", {"guard": "quantise=8"}, "rounded it"),
         ("protoridge", {"guard": "secure=on"}, "no single upload leaves a site.*--state"),
     ],

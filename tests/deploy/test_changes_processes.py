@@ -70,7 +70,7 @@ def test_a_site_comes_and_another_is_forgotten_while_the_server_stays(
     begin(federation, "protoridge")
     come(federation, "syn_generated")
     assert go(federation, "mnist") == 0
-    assert "mnist-0 and its 60 images are out of the result" in capsys.readouterr().out.replace("\n", " ")
+    assert "mnist-0 and its 60 images are removed from the result" in capsys.readouterr().out.replace("\n", " ")
     assert equals_a_run_of(federation, "protoridge", "optdigits", "syn_generated")
     (record,) = json.loads((federation.out / "forgotten.json").read_text())["forgotten"]
     assert record["left"] == ["optdigits-0", "syn_generated-0"]

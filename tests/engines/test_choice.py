@@ -65,9 +65,7 @@ def test_one_sensible_choice_needs_no_trial(ready: Any, monkeypatch: pytest.Monk
     monkeypatch.setattr(choice, "Trial", None)
     prepared = ready()
     assert choose_engine("auto", None, 1, prepared).name == "loop"
-    assert choose_engine("auto", 3, 3, prepared) == choice.EngineChoice(
-        "workers", 3, "a number of processes was asked for"
-    )
+    assert choose_engine("auto", 3, 3, prepared) == choice.EngineChoice("workers", 3, "a number of processes was given")
 
 
 @pytest.mark.usefixtures("no_garbage_collection")

@@ -92,7 +92,7 @@ def test_a_state_that_is_none_is_not_committed(
     first = next(rounds)
     assert federation.server is before
     assert {event["reason"] for event in first["events"]} == {
-        "the server's state would not be finite after this round; the old one stays"
+        "the server's state would not be finite after this round; the old state stays"
     }
     assert federation.folder.committed_clients() == []
     assert next(rounds)["events"] == []

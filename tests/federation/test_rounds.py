@@ -251,7 +251,7 @@ def test_a_second_process_is_refused(tiny_run: Any) -> None:
                 try:
                     protofed.run(out=run.path, resume=True)
                 except protofed.UserError as error:
-                    os._exit(7 if "another process is working in" in str(error) else 8)
+                    os._exit(7 if "another process is using" in str(error) else 8)
                 os._exit(9)
             refusals.append(str(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])))
 

@@ -119,10 +119,10 @@ def test_mistakes(text: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("method", "options", "words"),
     [
-        ("fedncm", {"finetune": 1}, "leave finetune out"),
-        ("fedncm", {"min_count": 5}, "leave min_count out"),
-        ("protoridge", {"gram": "sketch"}, "of a sketch no bound is known"),
-        ("protoridge", {"tune": "lam"}, "leave tune and rho out"),
+        ("fedncm", {"finetune": 1}, "omit finetune"),
+        ("fedncm", {"min_count": 5}, "omit min_count"),
+        ("protoridge", {"gram": "sketch"}, "no bound is known for a sketch"),
+        ("protoridge", {"tune": "lam"}, "omit tune and rho"),
         ("protoridge", {"balance": "site"}, "balance=site"),
         ("fedcof", {"parts": 2}, "couples samples.*--guard unit=client,clip=1,epsilon=3"),
         ("i2pfl", {}, "couples samples.*--guard unit=client,clip=1,epsilon=3"),

@@ -53,7 +53,7 @@ def test_mistakes(text: str, words: str) -> None:
             "--set proto_pass=extra_eval",
         ),
         ("conffedproto", {"guard": "clip=1,noise=1", "set": {"conf_normaliser": "confidence"}}, "couples samples"),
-        ("fedavg", {"guard": "clip=1,noise=1", "balanced": True}, "leave --balanced out"),
+        ("fedavg", {"guard": "clip=1,noise=1", "balanced": True}, "omit --balanced"),
         ("fedmp", {"guard": "unit=client,clip=1,noise=1"}, "also sends U .Features."),
         ("fednova", {"guard": "unit=client,clip=1,noise=1"}, "also sends steps"),
         ("centralized", {"guard": "clip=1,noise=1"}, "sends nothing"),

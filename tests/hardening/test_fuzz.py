@@ -258,7 +258,7 @@ def test_any_run_json_is_read_or_refused(tmp_path, content):
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "", ".", "..", "/etc/passwd", "a\0b"])
 def test_clients_cannot_name_files_elsewhere(name):
-    with pytest.raises(UserError, match="cannot be called"):
+    with pytest.raises(UserError, match="cannot be named"):
         plain_name(name)
 
 

@@ -68,7 +68,7 @@ def test_two_sites_are_forgotten_one_after_the_other(tiny_run: Any, tmp_path: Pa
         ("fedavg", {}, "not a sum over clients.*train again without it"),
         ("fedncm", {"set": {"finetune": 1}}, "finetune=0"),
         ("protoridge", {"set": {"tune": "lam"}}, "tune"),
-        ("protoridge", {"robust": "median"}, "gives no sum"),
+        ("protoridge", {"robust": "median"}, "is not a sum"),
     ],
 )
 def test_others_refuse(method: str, options: dict[str, Any], reason: str, tiny_run: Any, tmp_path: Path) -> None:

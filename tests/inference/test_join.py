@@ -126,7 +126,7 @@ def test_a_site_that_is_added_was_there_from_the_start(
     torch.testing.assert_close(head_in(tmp_path / "left"), head_in(host.path), atol=1e-9, rtol=1e-9)
     join(tmp_path / "left", third, out=tmp_path / "again")
     torch.testing.assert_close(head_in(tmp_path / "again"), head_in(from_the_start.path), atol=1e-9, rtol=1e-9)
-    with pytest.raises(UserError, match="is in the result already"):
+    with pytest.raises(UserError, match="is already in the result"):
         join(tmp_path / "again", third, out=tmp_path / "twice")
 
 

@@ -139,7 +139,7 @@ def test_what_follows_one_exchange_only_is_refused(tmp_path: Any, setting: dict[
 
 def test_without_stages_to_train_it_is_refused(tmp_path: Any) -> None:
     data = _domains(tmp_path, {"a": 0, "b": 60})
-    with pytest.raises(UserError, match="give --train last"):
+    with pytest.raises(UserError, match="use --train last"):
         protofed.run("prototune", data, model="cnn", train="head", image_size=16, out=tmp_path / "x")
 
 

@@ -55,7 +55,7 @@ def test_errors_say_what_is_wrong_and_what_it_takes(given: dict[str, Any], messa
 
 def test_nothing_to_set() -> None:
     assert checked({}, {}, "this") == {}
-    with pytest.raises(UserError, match="x: this has no settings of its own; leave it out"):
+    with pytest.raises(UserError, match="x: this has no settings; omit it"):
         checked({}, {"x": 1}, "this")
     with pytest.raises(UserError, match="setting 'untyped' of this needs a type annotation"):
         keyword_settings(lambda *, untyped=1: untyped, "this")

@@ -53,7 +53,7 @@ def test_a_comparison_is_estimated_as_a_whole(tiny_data, tmp_path):
 def test_what_does_not_fit_is_refused_before_anything_is_written(tiny_run, tiny_data, tmp_path, monkeypatch):
     monkeypatch.setattr(system, "available_memory", lambda: 1000)
     monkeypatch.setattr("protofed.runs.estimate.available_memory", lambda: 1000)
-    with pytest.raises(UserError, match=r"needs about .* GB of memory, and 0\.0 GB are free; lower --batch"):
+    with pytest.raises(UserError, match=r"needs about .* GB of memory, but only 0\.0 GB are free; lower --batch"):
         tiny_run("fedavg", name="large")
     assert not (tmp_path / "large").exists()
     with pytest.raises(UserError, match="lower --batch"):

@@ -56,7 +56,7 @@ def test_a_stopped_run_goes_on_to_more_rounds(tiny_run: Any, same_results: Any) 
 def test_a_plan_goes_on(tiny_run: Any, same_results: Any) -> None:
     begun = tiny_run("fedavg", plan="2,1")
     same_results(tiny_run("fedavg", plan="2,1,3"), protofed.run(out=begun.path, resume=True, plan="2,1,3"))
-    with pytest.raises(protofed.UserError, match="the epochs of the rounds that are done would be others"):
+    with pytest.raises(protofed.UserError, match="the epochs of finished rounds would change"):
         protofed.run(out=begun.path, resume=True, plan="1,1,3,1")
 
 
@@ -67,7 +67,7 @@ def test_a_plan_goes_on(tiny_run: Any, same_results: Any) -> None:
         ("fedga", {}, "the step of the weights falls over all rounds"),
         ("fedproc", {}, "the share of the cross-entropy rises over all rounds"),
         ("fedavg", {"ensemble": True}, "its last exchange was not averaged"),
-        ("single", {}, "the epochs of the rounds that are done would be others|rounds are done"),
+        ("single", {}, "the epochs of finished rounds would change|rounds are done"),
         ("fedncm", {}, "rounds are done"),
     ],
 )
@@ -120,6 +120,6 @@ def test_stopping_says_what_is_kept_and_how_to_go_on(tmp_path: Path, tiny_data: 
         process.kill()
     assert process.returncode == 130
     done = len(protofed.Run(out).rounds)
-    assert said == f"stopped; {done} of 100000 rounds are kept. To go on: protofed run --resume --out '{out}'"
+    assert said == f"stopped; {done} of 100000 rounds are kept. To continue: protofed run --resume --out '{out}'"
     assert main(["run", "--resume", "--out", str(out), "--rounds", str(done + 1), "--quiet"]) == 0
     assert json.loads((out / "summary.json").read_text())["rounds"] == done + 1

@@ -68,7 +68,7 @@ def test_the_round_of_an_explosion() -> None:
     # As in a run of digits: an explosion, and then the loss of guessing to the end.
     (warning,) = diagnose(CONFIG, lines([0.5, 0.57, 0.2, 0.2, 0.2], [1.9, 1.2, 11.7, 2.303, 2.303]))
     assert (warning["kind"], warning["round"]) == ("loss_exploded", 3)
-    assert "rose to 11.7 in round 3 (round 1: 1.9), and accuracy is at chance since round 3" in warning["text"]
+    assert "rose to 11.7 in round 3 (round 1: 1.9), and accuracy has been at chance since round 3" in warning["text"]
     assert "--lr 0.005" in warning["advice"]
 
 
@@ -208,7 +208,7 @@ def test_lost_clients_are_told(tiny_run: Any) -> None:
     assert all(event["not_finite"] for line in run.rounds for event in line["events"])
     lost = next(warning for warning in run.summary["warnings"] if warning["kind"] == "clients_lost")
     assert lost["round"] == 1
-    assert "went on without b-0 in 6 of 6 rounds" in lost["text"]
+    assert "continued without b-0 in 6 of 6 rounds" in lost["text"]
 
 
 def test_a_collapse_keeps_the_round_before_it(tiny_run: Any, tiny_data: str) -> None:
@@ -260,7 +260,7 @@ def test_a_run_that_kept_no_best_says_how_to(tiny_run: Any) -> None:
     run = tiny_run("fedavg", **LEARNS)
     with pytest.raises(protofed.UserError, match="--validation"):
         OpenRun(run.path, model_of="best")
-    with pytest.raises(protofed.UserError, match="round to take models of"):
+    with pytest.raises(protofed.UserError, match="round whose models to use"):
         OpenRun(run.path, model_of="first")
 
 
@@ -276,7 +276,7 @@ def test_stopping_when_flat(tiny_run: Any) -> None:
 
 
 def test_validation_is_given_once(tiny_run: Any) -> None:
-    with pytest.raises(protofed.UserError, match="give one of them"):
+    with pytest.raises(protofed.UserError, match="give only one of them"):
         tiny_run("fedavg", validation=0.2, set={"data.validation": 0.2})
     one = tiny_run("fedavg", validation=0.25)
     other = tiny_run("fedavg", set={"data.validation": 0.25})

@@ -53,7 +53,7 @@ def test_what_the_user_sets_goes_before_the_preset(tiny_run: Any, tiny_data: str
 def test_by_domain_a_preset_does_not_ask_for_it_and_a_user_may_not(tiny_run: Any) -> None:
     by_domain = tiny_run("conffedproto", preset="authors")
     assert by_domain.rounds[-1]["accuracy"]["personal"]["average"] is not None
-    with pytest.raises(UserError, match="needs a protocol that deals out by label"):
+    with pytest.raises(UserError, match="needs a protocol that splits by label"):
         tiny_run("conffedproto", set={"data.merge_test": "true"})
 
 

@@ -50,11 +50,11 @@ def test_what_fits_the_images(shape: tuple[int, int, int], name: str, size: int 
 
 
 def test_the_line_about_the_network_says_what_is_trained_of_it() -> None:
-    assert "ImageNet weights at 128 pixels, of which --train head is trained" in chosen((3, 64, 64)).reason
-    assert "from scratch, of which --train all is trained" in chosen((3, 64, 64), weights="none").reason
+    assert "ImageNet weights at 128 pixels, with --train head" in chosen((3, 64, 64)).reason
+    assert "from scratch, with --train all" in chosen((3, 64, 64), weights="none").reason
     for method in ("fedadapter", "fedncm", "protoridge"):
         reason = choose_network(make_options({"method": method}), (3, 64, 64), find_method(method)).reason
-        assert f"frozen but for what {method} adds to it" in reason
+        assert f"frozen except for what {method} adds to it" in reason
         assert "--train" not in reason
 
 
@@ -82,7 +82,7 @@ def test_what_the_user_asks_for_comes_first() -> None:
     [
         ({"model": "resnet10", "weights": "imagenet"}, "resnet10 has none here"),
         ({"views": 2, "train": "all"}, "--views needs a frozen part"),
-        ({"model": "cnn,lenet5", "weights": "w.pth"}, "fits one architecture"),
+        ({"model": "cnn,lenet5", "weights": "w.pth"}, "fits only one architecture"),
     ],
 )
 def test_what_does_not_go_together(options: dict[str, Any], text: str) -> None:

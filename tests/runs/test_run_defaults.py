@@ -42,4 +42,4 @@ def test_the_run_says_what_it_took(tiny_data: str, tmp_path: Any, capsys: Any) -
     small = ["--model", "resnet10", "--set", "model.width=2", "--set", "prototype_dim=4", "--rounds", "1"]
     given = ["run", "fedprototypical", "--data", tiny_data, *small, "--engine", "loop", "--out", str(tmp_path / "run")]
     assert main(given) == 0
-    assert "fedprototypical is trained with optimizer adam, lr 0.001, its own default" in capsys.readouterr().out
+    assert "fedprototypical trains with optimizer adam, lr 0.001, its own default" in capsys.readouterr().out

@@ -40,7 +40,7 @@ from protofed.errors import BadMessage, UserError
 from protofed.system import disk_trouble
 from protofed.text import printable
 
-_GOES_ON = "stopped; what is finished is kept, and the same command goes on from there"
+_GOES_ON = "stopped; finished work is kept, and the same command continues from there"
 
 app = typer.Typer(
     name="protofed",
@@ -60,7 +60,7 @@ _COMMANDS: dict[str, dict[str, Callable[..., Any]]] = {
         "pretrain": pretrain_command,
     },
     "Between institutions": {"join": join_command, "forget": forget_command},
-    "Look at it": {
+    "Inspect": {
         "report": report_command,
         "watch": watch_command,
         "explain": explain_command,
@@ -73,7 +73,7 @@ _COMMANDS: dict[str, dict[str, Callable[..., Any]]] = {
         "predict": predict_command,
         "export": export_command,
     },
-    "What there is": {"methods": methods_command, "data": data_command, "models": models_command},
+    "Catalogues": {"methods": methods_command, "data": data_command, "models": models_command},
 }
 for _panel, _commands in _COMMANDS.items():
     for _name, _command in _commands.items():
@@ -91,7 +91,7 @@ def _show_version(wanted: bool) -> None:
 def start(
     context: typer.Context,
     version: Annotated[  # noqa: ARG001  # `_show_version` has acted on it
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="print the version, and end")
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="print the version and exit")
     ] = False,
 ) -> None:
     """Train on images that several sites hold and may not share, by exchanging prototypes or weights."""
@@ -103,7 +103,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG)
 _OF_THE_MACHINE = (*_FULL, *_PLACE)
 """Errors that say what is wrong with a place the user has chosen."""
-_REMEDIES = dict.fromkeys(_FULL, "; what is finished is kept: make room, and go on with --resume")
+_REMEDIES = dict.fromkeys(_FULL, "; finished work is kept: free some space and continue with --resume")
 
 
 @contextmanager
@@ -150,7 +150,7 @@ def main(arguments: list[str] | None = None) -> int:
     except OSError as error:
         if (trouble := disk_trouble(error)) is None:
             return _internal_failure(error)
-        return _print_error(f"{trouble}, and the same command, or a run with --resume, goes on from there")
+        return _print_error(f"{trouble}, and the same command, or a run with --resume, continues from there")
     except Exception as error:
         return _internal_failure(error)
     if result == INTERRUPTED:  # typer turns Ctrl-C into this

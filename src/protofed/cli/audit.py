@@ -16,22 +16,23 @@ from protofed.cli.output import console, show_table
 def audit_command(
     run: Annotated[Path, typer.Argument(help="the folder of a complete run, made with --keep-messages")],
     clients: Annotated[
-        str | None, typer.Option("--clients", help="attack these (default: the first of every domain, at most 4)")
+        str | None,
+        typer.Option("--clients", help=("clients to attack (default: the first of every domain, at most 4)")),
     ] = None,
     stages: Annotated[
         str | None, typer.Option("--stages", help="also attack the features of these stages: layer1,pool or all")
     ] = None,
     steps: Annotated[int, typer.Option("--steps", help="training steps of the attacker's decoder")] = Effort.steps,
     inception: Annotated[
-        Path | None, typer.Option("--inception", help="weights of Inception-v3, for a FID; without: FID-like")
+        Path | None, typer.Option("--inception", help="weights of Inception-v3, for FID; without them: FID-like")
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="where the findings go (default: RUN/audit)")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="where to write the findings (default: RUN/audit)")] = None,
     with_training_images: TrainingImagesOption = False,
     data_root: MovedDataOption = None,
     quiet: QuietOption = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print audit.json, and nothing else")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print only audit.json")] = False,
 ) -> None:
-    """Attack what the clients of a run sent: rebuild images, and tell who took part.
+    """Attack what the clients of a run sent: reconstruct images, and detect who took part.
 
     Example: protofed audit my-run --stages all
     """
@@ -55,4 +56,4 @@ def audit_command(
         for verdict in content["verdicts"]:
             console().print(f"- {verdict}")
         folder = run / "audit" if out is None else out
-        console().print(f"written to {folder}; {folder / 'index.html'} is a page of it", soft_wrap=True)
+        console().print(f"written to {folder}; see the page {folder / 'index.html'}", soft_wrap=True)

@@ -25,7 +25,7 @@ def catalogue_command(
     """A command of `names`, each of which `describe` can explain."""
 
     def command(
-        name: Annotated[str | None, typer.Argument(help="explain this one", autocompletion=complete)] = None,
+        name: Annotated[str | None, typer.Argument(help="the one to describe", autocompletion=complete)] = None,
         plugin: Annotated[
             list[str] | None, typer.Option("--plugin", help=f"a Python file that registers {plural}")
         ] = None,

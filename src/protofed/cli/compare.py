@@ -35,20 +35,22 @@ def compare_command(
     seeds: Annotated[str, typer.Option("--seeds", help="for example 0,1,2")] = "0",
     baseline: Annotated[
         str | None,
-        typer.Option("--baseline", help="the method others are tested against (default: fedavg, or the first)"),
+        typer.Option("--baseline", help="the method to test the others against (default: fedavg, or the first)"),
     ] = None,
     target: Annotated[
         float | None,
-        typer.Option("--target", help="count rounds and bytes up to this accuracy (default: the baseline's average)"),
+        typer.Option(
+            "--target", help=("report rounds and bytes needed to reach this accuracy (default: the baseline's average)")
+        ),
     ] = None,
     shard: ShardOption = None,
     track: TrackOption = None,
     tensorboard: TensorBoardOption = False,
     strict: StrictOption = False,
     quiet: QuietOption = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print comparison.json, and nothing else")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print only comparison.json")] = False,
 ) -> int:
-    """Compare methods: same partition, same initial weights, same client draws for each seed.
+    """Compare methods with the same partition, initial weights and client sampling for each seed.
 
     Example: protofed compare fedavg i2pfl --data digits --rounds 10 --seeds 0,1,2 --out my-comparison
     """

@@ -13,7 +13,7 @@ from protofed.system import write_atomically
 
 
 def config_command(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a run, also of one that is going on")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a run, finished or not")],
     out: Annotated[Path | None, typer.Option("--out", help="write it to this file instead of printing it")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print the options as JSON")] = False,
 ) -> None:
@@ -28,4 +28,4 @@ def config_command(
         print(config_text(options), end="")
     else:
         write_atomically(out, config_text(options).encode())
-        console().print(f"written to {out}; protofed run --config {out} takes it", soft_wrap=True)
+        console().print(f"written to {out}; use it with protofed run --config {out}", soft_wrap=True)

@@ -27,11 +27,11 @@ from protofed.text import Table, setting, size
 
 _MOST_CLASSES = 12
 _STATES = {
-    "npz": "there, as DOMAIN.npz files",
-    "folders": "there, as DOMAIN/train/CLASS folders",
-    "original": "there, as original files",
-    "registered": "its original files are not there; the embedded data of this name is used",
-    "absent": "not there",
+    "npz": "found, as DOMAIN.npz files",
+    "folders": "found, as DOMAIN/train/CLASS folders",
+    "original": "found, as original files",
+    "registered": "original files not found; the embedded data of this name is used",
+    "absent": "not found",
 }
 
 
@@ -40,7 +40,7 @@ def data_command(
         list[str] | None,
         typer.Argument(
             metavar="[NAME] | relocate RUN NEW",
-            help="a name, a folder or a manifest to look at; or where the images of a run are now",
+            help="a name, a folder or a manifest to check; or the new place of a run's images",
             autocompletion=completion.data,
         ),
     ] = None,
@@ -52,24 +52,24 @@ def data_command(
     group_by: Annotated[str | None, typer.Option("--group-by", help="as in a run")] = None,
     pages: Annotated[str | None, typer.Option("--pages", help="as in a run")] = None,
     as_page: Annotated[bool, typer.Option("--page", help="also write a page with pictures (NAME.data.html)")] = False,
-    out: Annotated[Path | None, typer.Option("--out", help="where the page goes; gives --page")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="where to write the page; implies --page")] = None,
     check: Annotated[bool, typer.Option("--check", help="read original files: count images, verify checksums")] = False,
     plugin: Annotated[list[str] | None, typer.Option("--plugin", help="a Python file that registers data sets")] = None,
     cache: Annotated[
-        bool, typer.Option("--cache", help="how much of frozen backbones' features is kept on disk, and where")
+        bool, typer.Option("--cache", help="show the size and place of the cached features of frozen backbones")
     ] = False,
-    clear: Annotated[bool, typer.Option("--clear", help="with --cache: remove all of it")] = False,
+    clear: Annotated[bool, typer.Option("--clear", help="with --cache: clear it")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """List the data sets that can be used by name, or look at one of them or at a folder of your own.
+    """List the data sets that can be used by name, or check one of them or a folder of your own.
 
-    Everything that is wrong with it is listed at once, with the way to mend it; --page writes a page with pictures.
+    It lists everything that is wrong at once, and how to fix it; --page writes a page with pictures.
     `protofed data relocate RUN NEW` tells a run where its images are now.
 
     Example: protofed data digits
     """
     if clear and not cache:
-        raise UserError("--clear removes the cache; give --cache with it")
+        raise UserError("--clear clears the cache; use it together with --cache")
     if cache:
         _show_cache(clear, as_json)
         return
@@ -82,7 +82,7 @@ def data_command(
         _relocate(words[1:])
         return
     if len(words) > 1:
-        raise UserError(f"look at one data set at a time, not at {', '.join(words)}")
+        raise UserError(f"give one data set at a time, not {', '.join(words)}")
     source = SOURCES.get(words[0])
     if source is not None and not (as_page or out):
         _describe_source(source, data_root_of(data_root), data_root, check, as_json)
@@ -101,14 +101,14 @@ def _show_look(report: DataReport, name: str, target: Path | None, as_json: bool
         _write_page(report, target, as_json)
     if report.errors:
         must = "has to" if len(report.errors) == 1 else "have to"
-        raise UserError(f"{name} cannot be trained on yet: {len(report.errors)} of the problems above {must} be mended")
+        raise UserError(f"{name} cannot be trained on yet: {len(report.errors)} of the problems above {must} be fixed")
 
 
 def _relocate(words: list[str]) -> None:
     if len(words) != 2:
-        raise UserError("give the folder of a run and where its images are now: protofed data relocate RUN NEW")
+        raise UserError("give the folder of a run and the new place of its images: protofed data relocate RUN NEW")
     place = relocate(*words)
-    console().print(f"{words[0]} finds its images at {place} from now on; they are the same", soft_wrap=True)
+    console().print(f"{words[0]} will find its images at {place} from now on; the files are unchanged", soft_wrap=True)
 
 
 @contextmanager
@@ -118,7 +118,7 @@ def _progress(silent: bool) -> Iterator[Progress | None]:
         yield None
         return
     with bars() as bar:
-        task = bar.add_task("looking at files", total=None, status="")
+        task = bar.add_task("checking files", total=None, status="")
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
@@ -126,7 +126,7 @@ def _write_page(report: DataReport, path: Path, silent: bool) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, page(report).encode())
     if not silent:
-        console().print(f"page written to {path}; it shows images, so mind who sees it", soft_wrap=True)
+        console().print(f"page written to {path}; it shows images, so be careful whom you give it to", soft_wrap=True)
 
 
 def _show_cache(clear: bool, as_json: bool) -> None:
@@ -156,7 +156,7 @@ def _describe_source(source: Source, root: Path | None, data_root: str | None, c
         _show_summary(summary)
     _show_source(source, root, form)
     for file in wrong:
-        console().print(f"warning: the checksum of {file} is not the one known; download it again")
+        console().print(f"warning: the checksum of {file} does not match; download it again")
 
 
 def _list_all(data_root: str | None, as_json: bool) -> None:
@@ -165,11 +165,11 @@ def _list_all(data_root: str | None, as_json: bool) -> None:
         print(json.dumps([asdict(info) for info in infos]))
         return
     rows = [[info.name, ", ".join(info.domains), info.description] for info in infos]
-    show_table(Table("Data sets at hand (--data NAME)", ["name", "domains", "what it is"], rows, numeric=False))
+    show_table(Table("Available data sets (--data NAME)", ["name", "domains", "description"], rows, numeric=False))
     at_hand = {info.name for info in infos}
     others = [[name, source.description] for name, source in SOURCES.items() if name not in at_hand]
-    title = "Read from original files, once they are in a data root (protofed data NAME says how)"
-    show_table(Table(title, ["name", "what it is"], others, numeric=False))
+    title = "Read from original files placed in a data root (protofed data NAME explains how)"
+    show_table(Table(title, ["name", "description"], others, numeric=False))
     console().print("Your own: --data FOLDER with DOMAIN.npz files or DOMAIN/train/CLASS/ images, or a manifest.")
 
 
@@ -210,7 +210,7 @@ def _show_report(report: DataReport) -> None:
     for problem in report.problems:
         out.print(f"{problem.severity} ({problem.kind}): {problem}", markup=False, soft_wrap=True)
     if report.advice:
-        out.print("Before training, look at:")
+        out.print("Check before training:")
     for number, text in enumerate(report.advice, start=1):
         out.print(f"  {number}. {text}", markup=False, soft_wrap=True)
 
@@ -227,12 +227,12 @@ def _show_source(source: Source, root: Path | None, form: str) -> None:
     lines = [f"{source.name}, original files: {source.description}"]
     if isinstance(source, Benchmark):
         places = _member_places(source, root)
-        lines.append("It is made of these sets, each explained by `protofed data NAME`:")
-        lines += [f"  {member}: {place or 'not there'}" for member, place in places.items()]
+        lines.append("It combines these data sets, each described by `protofed data NAME`:")
+        lines += [f"  {member}: {place or 'not found'}" for member, place in places.items()]
     if isinstance(source, Original):
         lines += [f"From: {source.publisher}", f"Download: {source.download}", f"Licence: {source.terms}"]
         lines += ["Layout under the data root:", *(f"  {line}" for line in source.layout)]
-        lines += [f"Split: {source.split}", f"Images: read at {source.size}, unless --image-size gives another"]
+        lines += [f"Split: {source.split}", f"Images: read at {source.size}, unless --image-size says otherwise"]
         lines += [
             f"Domain {name}: {train} training, {test} test images" for name, (train, test) in source.counts.items()
         ]

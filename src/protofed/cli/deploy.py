@@ -16,13 +16,13 @@ from protofed.errors import UserError
 from protofed.text import Table
 
 deploy_app = typer.Typer(help="Run a federation between machines, on Flower.", no_args_is_help=True)
-keys_app = typer.Typer(help="Make or revoke the keys of a federation.")
+keys_app = typer.Typer(help="Create or revoke the keys of a federation.")
 deploy_app.add_typer(keys_app, name="keys", invoke_without_command=True)
 
 _ADDRESS = "0.0.0.0:9443"
 
 Keys = Annotated[Path, typer.Option("--keys", help="the folder with the keys", show_default=False)]
-Address = Annotated[str, typer.Option("--address", help="HOST:PORT to listen at")]
+Address = Annotated[str, typer.Option("--address", help="HOST:PORT to listen on")]
 
 
 @keys_app.callback(invoke_without_command=True)
@@ -30,9 +30,9 @@ def keys_command(
     context: typer.Context,
     server: Annotated[str | None, typer.Option("--server", help="HOST:PORT at which sites reach the server")] = None,
     sites: Annotated[str | None, typer.Option("--sites", help="names of sites, for example north,south")] = None,
-    out: Annotated[Path, typer.Option("--out", help="the folder for all keys; what is there is kept")] = Path("keys"),
+    out: Annotated[Path, typer.Option("--out", help="the folder for all keys; existing keys are kept")] = Path("keys"),
 ) -> None:
-    """Make a certificate for the server and a key pair for every site.
+    """Create a certificate for the server and a key pair for every site.
 
     Example: protofed deploy keys --server federation.example.org:9443 --sites north,south --out keys
     """
@@ -48,7 +48,7 @@ def keys_command(
     made = make_keys(out, server, names)
     console().print(f"{out / 'server'} is for the server")
     for folder in made:
-        console().print(f"{folder} is for the site {folder.name}, and for nobody else")
+        console().print(f"{folder} is for the site {folder.name} only")
 
 
 @keys_app.command("revoke")
@@ -56,7 +56,7 @@ def revoke_command(
     site: Annotated[str, typer.Argument(help="the site to shut out")],
     keys: Keys = Path("keys"),
 ) -> None:
-    """Shut a site out: before its next round at the latest, a running server refuses its key."""
+    """Revoke a site: a running server refuses its key before the next round at the latest."""
     from protofed.deploy.keys import revoke
 
     revoke(keys, site)
@@ -93,19 +93,25 @@ def server_command(
     out: Annotated[Path, typer.Option("--out", help="the run folder", show_default=False)] = Path("runs/deployed"),
     min_sites: Annotated[
         int | None,
-        typer.Option("--min-sites", help="fewest sites to begin and to close a round (default: all, then 1)"),
+        typer.Option(
+            "--min-sites", help=("minimum number of sites to start and to close a round (default: all, then 1)")
+        ),
     ] = None,
     round_timeout: Annotated[float, typer.Option("--round-timeout", help="seconds a site has to answer")] = 600.0,
     wait: Annotated[float, typer.Option("--wait", help="seconds to wait for the sites before the first round")] = 600.0,
     stay: Annotated[
         float | None,
-        typer.Option("--stay", help="seconds after the last round in which sites may still come or be forgotten"),
+        typer.Option(
+            "--stay",
+            help=("keep running this many seconds after the last round, so that sites can join or be forgotten"),
+        ),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="continue the run in --out")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="say nothing but warnings")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print the summary as JSON, and nothing else")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="print only warnings")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print only the summary, as JSON")] = False,
 ) -> int:
-    """Wait for the sites and train with them; the run folder is here, images and clients' models stay there."""
+    """Wait for the sites and train with them; the run folder is kept here, images and clients' models stay at the
+    sites."""
     from protofed.deploy.keys import server_keys
     from protofed.deploy.server import WaitLimits, serve
 
@@ -115,7 +121,9 @@ def server_command(
     limits = WaitLimits(min_sites, round_timeout, wait, stay)
     callbacks = [] if quiet or as_json else [progress]
     try:
-        with saying(lambda: "stopped; finished rounds are kept, and the same command with --resume goes on from there"):
+        with saying(
+            lambda: "stopped; finished rounds are kept, and the same command with --resume continues from there"
+        ):
             result = serve(server_keys(keys), address, out, run_options, limits, resume=resume, callbacks=callbacks)
     finally:
         progress.stop()
@@ -131,22 +139,25 @@ def site_command(
     data: Annotated[str, typer.Option("--data", help="the site's own images: a folder with one domain, or a manifest")],
     keys: Keys = Path("keys"),
     state: Annotated[Path, typer.Option("--state", help="where the site keeps its memory and its log")] = Path("site"),
-    server: Annotated[str | None, typer.Option("--server", help="HOST:PORT, where not that of the keys")] = None,
+    server: Annotated[str | None, typer.Option("--server", help="HOST:PORT, if not that of the keys")] = None,
     policy: Annotated[Path | None, typer.Option("--policy", help="a TOML file with what this site allows")] = None,
     labels: Annotated[str | None, typer.Option("--labels", help='regroup classes, "0=healthy,1-4=diseased"')] = None,
-    classes: Annotated[str | None, typer.Option("--classes", help="all classes, where this site lacks some")] = None,
+    classes: Annotated[str | None, typer.Option("--classes", help="all classes, if this site lacks some")] = None,
     test_share: Annotated[
-        float | None, typer.Option("--test-share", help="kept to test on, where the data has no test part (0.2)")
+        float | None,
+        typer.Option("--test-share", help=("fraction held out for testing, if the data has no test part (0.2)")),
     ] = None,
     group_by: Annotated[str | None, typer.Option("--group-by", help="folder | none | a regular expression")] = None,
-    pages: Annotated[str | None, typer.Option("--pages", help="of files with several: all | first | 1,3-5")] = None,
+    pages: Annotated[
+        str | None, typer.Option("--pages", help="for files with several pages: all | first | 1,3-5")
+    ] = None,
     weights: Annotated[str | None, typer.Option("--weights", help="the same initial weights as the server's")] = None,
     plugin: Annotated[list[str] | None, typer.Option("--plugin", help="a Python file that registers methods")] = None,
     device: Annotated[str, typer.Option("--device", help="cpu | cuda")] = "cpu",
-    check: Annotated[bool, typer.Option("--check", help="look at data, keys and policy, and end")] = False,
-    once: Annotated[bool, typer.Option("--once", help="end after one run")] = False,
+    check: Annotated[bool, typer.Option("--check", help="check data, keys and policy, then exit")] = False,
+    once: Annotated[bool, typer.Option("--once", help="exit after one run")] = False,
 ) -> None:
-    """Take part beside the data: only records leave, and sent.jsonl in --state lists each of them."""
+    """Take part next to the data: only records leave, and sent.jsonl in --state lists each of them."""
     from protofed.deploy.keys import site_keys
     from protofed.deploy.node import SuperNode
     from protofed.deploy.policy import Policy
@@ -190,7 +201,7 @@ def status_command(
     address: Address = _ADDRESS,
     as_json: Annotated[bool, typer.Option("--json", help="for machines")] = False,
 ) -> None:
-    """Who is a member and who is connected; to be asked on the server's machine."""
+    """Show who is a member and who is connected; run it on the server's machine."""
     from protofed.deploy.keys import server_keys
     from protofed.deploy.link import SuperLink
 

@@ -13,20 +13,20 @@ from protofed.text import Table, split_names
 
 def embed_command(
     runs: Annotated[list[Path], typer.Argument(help="folders of finished runs on the same data")],
-    out: Annotated[Path, typer.Option("--out", help="where pictures and figures go")],
+    out: Annotated[Path, typer.Option("--out", help="where to write pictures and figures")],
     rounds: Annotated[
         str | None, typer.Option("--rounds", help="0,5,20: snapshots to show (default: all, and the end)")
     ] = None,
     domains: Annotated[str | None, typer.Option("--domains", help="only these domains, for example a,b")] = None,
     label: Annotated[str | None, typer.Option("--label", help="only images of this class, by name or number")] = None,
-    samples: Annotated[int, typer.Option("--samples", min=8, help="most test images in a map")] = 600,
+    samples: Annotated[int, typer.Option("--samples", min=8, help="maximum number of test images in a map")] = 600,
     data_root: MovedDataOption = None,
     hausdorff: Annotated[
         bool, typer.Option("--hausdorff", help="also: distance of clients' class manifolds to the union of all")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print embeddings.json, and nothing else")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print only embeddings.json")] = False,
 ) -> None:
-    """Draw t-SNE maps of test features, by class and domain, a row per run and a column per round, with scores.
+    """Draw t-SNE maps of test features, by class and domain, with one row per run, one column per round, and scores.
 
     Example: protofed embed runs/fedavg runs/i2pfl --domains mnist,syn_generated --out embeddings
     """

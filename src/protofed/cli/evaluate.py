@@ -27,7 +27,7 @@ def evaluate_command(
     clients: Annotated[str | None, typer.Option("--clients", help="a,b (default: all, and global)")] = None,
     model_of: ModelOfOption = "last",
     out: Annotated[Path | None, typer.Option("--out", help="also write the figures to this JSON file")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print the figures as JSON, and nothing else")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print only the figures, as JSON")] = False,
 ) -> None:
     """Score every client's model on other data: accuracy, AUC and the other metrics, with confusion matrices.
 

@@ -11,11 +11,11 @@ from protofed.cli.output import console, percent, show_table
 from protofed.text import Table, split_names
 
 _ShiftsOption = Annotated[
-    int, typer.Option("--shifts", min=1, max=16, help="exact maps so many times finer, from N x N shifted copies")
+    int, typer.Option("--shifts", min=1, max=16, help="make exact maps N times finer, from N x N shifted copies")
 ]
 _EvidenceOption = Annotated[
     Literal["auto", "exact", "prototypes"],
-    typer.Option("--evidence", help="exact: maps that add up to the logits; auto: what the run decides by"),
+    typer.Option("--evidence", help="exact: maps that add up to the logits; auto: what the model uses to decide"),
 ]
 
 
@@ -26,27 +26,31 @@ def explain_command(
     label: Annotated[
         str | None, typer.Option("--label", help="with --domain: only this class, by name or number")
     ] = None,
-    count: Annotated[int, typer.Option("--count", min=1, help="how many images at most")] = 8,
+    count: Annotated[int, typer.Option("--count", min=1, help="maximum number of images")] = 8,
     clients: Annotated[str | None, typer.Option("--clients", help="a,b (default: all; global: the server's)")] = None,
-    top: Annotated[int, typer.Option("--top", min=1, help="prototypes, or maps of exact evidence, of each client")] = 3,
+    top: Annotated[
+        int, typer.Option("--top", min=1, help=("prototypes, or maps of exact evidence, to show per client"))
+    ] = 3,
     project: Annotated[
-        bool, typer.Option("--project", help="first find each client's own training patches nearest to its prototypes")
+        bool, typer.Option("--project", help="first find each client's training patches nearest to its prototypes")
     ] = False,
     projected: Annotated[
-        bool, typer.Option("--projected", help="ask the models with their prototypes moved onto those patches")
+        bool, typer.Option("--projected", help="explain with the prototypes moved onto those patches")
     ] = False,
     faithfulness: Annotated[
-        bool, typer.Option("--faithfulness", help="also: does the box matter more than a random one?")
+        bool, typer.Option("--faithfulness", help="also test whether the box matters more than a random one")
     ] = False,
     evidence: _EvidenceOption = "auto",
     shifts: _ShiftsOption = 1,
     model_of: ModelOfOption = "last",
-    out: Annotated[Path | None, typer.Option("--out", help="where pictures and page go (RUN/explanations)")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="where to write pictures and page (RUN/explanations)")
+    ] = None,
     data_root: MovedDataOption = None,
     quiet: QuietOption = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print explanations.json, and nothing else")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print only explanations.json")] = False,
 ) -> None:
-    """Show which part of an image spoke for a decision, at every client, and how far clients agree.
+    """Show which part of an image led to a decision, for every client, and how far clients agree.
 
     Example: protofed explain my-run --domain clinic --label diseased --count 4 --out why
     """
@@ -76,8 +80,8 @@ def explain_command(
         return
     _show(content)
     console().print(
-        f"{content['seconds_per_image']:.2f} s per image ({content['cpu_seconds_per_image']:.2f} s of processor time); "
-        f"page: {(out or run / 'explanations')}/index.html"
+        f"{content['seconds_per_image']:.2f} s per image ({content['cpu_seconds_per_image']:.2f} s of CPU time); "
+        f"page: {out or run / 'explanations'}/index.html"
     )
 
 
@@ -98,7 +102,7 @@ def _show(content: dict[str, Any]) -> None:
     ]
     spoke = "evidence" if content["evidence"] == "exact" else "prototype"
     columns = ["image", "client", "prediction", "%", spoke, "lift", "rows, columns"]
-    show_table(Table(f"The {spoke} that spoke most", columns, rows))
+    show_table(Table(f"The most important {spoke}", columns, rows))
     for table in content["tables"]:
         show_table(Table(**table))
     for finding in content["findings"]:

@@ -25,7 +25,8 @@ def export_command(
         Path | None, typer.Option("--images", help="folder of images to check it on (default: noise)")
     ] = None,
 ) -> None:
-    """Write a run's model for other programs, with a card of its preprocessing and classes, and check its predictions.
+    """Export a run's model for other programs, with a card of its preprocessing and classes, and check its
+    predictions.
 
     Example: protofed export my-run --format onnx
     """
@@ -34,7 +35,7 @@ def export_command(
     path = export(Classifier(run, client, model_of), format, out, images)
     check = json.loads(card_of(path).read_text())["check"]
     console().print(
-        f"written to {path}, its card to {card_of(path)}; on {check['images']} images it predicts as the run "
-        f"does, to {check['largest_difference']:.1e}",
+        f"written to {path}, its model card to {card_of(path)}; on {check['images']} images its predictions equal "
+        f"the run's to {check['largest_difference']:.1e}",
         soft_wrap=True,
     )

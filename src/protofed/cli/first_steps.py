@@ -8,8 +8,8 @@ _SHORT = "--samples-per-client 400 --rounds 10 --lr 0.03"
 _BEGIN = {
     f"protofed run i2pfl {_SHORT} --out runs/first": "train on embedded digits, less than a minute",
     f"protofed compare fedavg i2pfl {_SHORT} --out runs/pair": "which method is better?",
-    "protofed data my-data": "look at your own images: my-data/SITE/train/CLASS and my-data/SITE/test/CLASS",
-    "protofed methods": "what there is to choose from",
+    "protofed data my-data": "check your own images: my-data/SITE/train/CLASS and my-data/SITE/test/CLASS",
+    "protofed methods": "list the methods to choose from",
 }
 
 
@@ -33,8 +33,8 @@ def _with_results(runs: Path) -> dict[str, str]:
     steps = {}
     if folders:
         newest = max(folders, key=lambda path: path.stat().st_mtime)
-        steps[f"protofed report {newest}"] = "the page of your newest result, to look at and to send"
+        steps[f"protofed report {newest}"] = "a page of your newest result, to look at and to send"
     if going_on:
         newest = max(going_on, key=lambda path: path.stat().st_mtime)
-        steps[f"protofed run --resume --out {newest}"] = "go on with a run that is not complete"
+        steps[f"protofed run --resume --out {newest}"] = "continue a run that is not complete"
     return steps

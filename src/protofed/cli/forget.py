@@ -13,19 +13,21 @@ from protofed.text import counted
 
 
 def forget_command(
-    run: Annotated[Path, typer.Argument(help="the folder of a complete run, or of a deployed server at work")],
-    client: Annotated[str, typer.Option("--client", help="the site whose part is taken out")],
+    run: Annotated[Path, typer.Argument(help="the folder of a complete run, or of a running deployed server")],
+    client: Annotated[str, typer.Option("--client", help="the site to remove")],
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="where the result without it goes; without, the server at work in RUN is asked"),
+        typer.Option(
+            "--out", help=("where to write the result without the site; if omitted, ask the server running in RUN")
+        ),
     ] = None,
     state: Annotated[
         Path | None,
-        typer.Option("--state", help="of a deployment: the site's own clients/CLIENT.safetensors"),
+        typer.Option("--state", help="for a deployment: the site's own clients/CLIENT.safetensors"),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print the record as JSON, and nothing else")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print only the record, as JSON")] = False,
 ) -> None:
-    """Take a site out of a run whose result is a sum over sites, exactly, and keep a record of it.
+    """Remove a site exactly from a run whose result is a sum over sites, and keep a record of it.
 
     Example: protofed forget my-run --client dslr-0 --out my-run-without
     """
@@ -48,6 +50,6 @@ def _show(record: dict[str, Any], accuracy: Any, place: Path) -> None:
     scored = "" if view is None or view["average"] is None else f", accuracy {percent(view['average'])} %"
     images, remain = counted(record["images"], "image"), counted(len(record["left"]), "site")
     console().print(
-        f"{record['client']} and its {images} are out of the result{scored}; {remain} left; "
-        f"{FORGOTTEN} in {place} says what was removed and what cannot be"
+        f"{record['client']} and its {images} are removed from the result{scored}; {remain} left; {FORGOTTEN} in "
+        f"{place} says what was removed and what cannot be"
     )

@@ -35,10 +35,10 @@ _OWN = (
 """Options of a run that a newcomer may give, which then go before those of the run it joins."""
 
 _ModelOption = Annotated[
-    str | None, typer.Option("--model", help="an architecture of its own, where only prototypes are exchanged")
+    str | None, typer.Option("--model", help="an architecture of its own, if only prototypes are exchanged")
 ]
 _WeightsOption = Annotated[
-    str | None, typer.Option("--weights", help="a backbone to begin with, instead of the global model")
+    str | None, typer.Option("--weights", help="a backbone to start from, instead of the global model")
 ]
 
 
@@ -48,15 +48,15 @@ def join_command(
     run_options: dict[str, Any],
     run: Annotated[Path, typer.Argument(help="the folder of a complete run")],
     data: Annotated[str, typer.Option("--data", help="the newcomer's images: a name, a folder or a manifest")],
-    out: Annotated[Path, typer.Option("--out", help="where its model and join.json go")],
+    out: Annotated[Path, typer.Option("--out", help="where to write its model and join.json")],
     model: _ModelOption = None,
     weights: _WeightsOption = None,
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="most rounds")] = DEFAULT_ROUNDS,
-    as_json: Annotated[bool, typer.Option("--json", help="print the result as JSON, and nothing else")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print only the result, as JSON")] = False,
 ) -> None:
-    """Train a newcomer against what the run would send it, until it is as good as those who took part.
+    """Train a newcomer on what the run would send it, until it is as good as the clients that took part.
 
-    Where the result is a sum over sites (fedncm, fed3r, fedcgs, fedcof, protoridge) its part is added, exactly.
+    If the result is a sum over sites (fedncm, fed3r, fedcgs, fedcof, protoridge), its share is added exactly.
 
     Example: protofed join my-run --data my-data --model lenet5 --out my-site
     """
@@ -80,7 +80,7 @@ def join_command(
         return
     if isinstance(result, AdditionResult):
         console().print(
-            f"{result.client} and its {counted(result.images, 'image')} are in the result, which is a sum over "
+            f"{result.client} and its {counted(result.images, 'image')} were added to the result, now a sum over "
             f"{len(result.sites)} sites; sent {size(result.up)} up; written to {out}"
         )
         return
@@ -89,6 +89,6 @@ def join_command(
     if result.reached:
         when = f"reached after {counted(result.reached, 'round')}"
     console().print(
-        f"{result.client} began with {result.start}; the others' {percent(result.target)} % were {when}, "
-        f"sent {sent}; written to {out}"
+        f"{result.client} started from {result.start}; the others' {percent(result.target)} % were {when}, sent "
+        f"{sent}; written to {out}"
     )

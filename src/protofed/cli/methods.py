@@ -14,7 +14,7 @@ from protofed.text import Table, setting
 def _show_all(entries: Sequence[dict[str, Any]]) -> None:
     rows = [[entry["name"], entry["kind"], entry["sends_up"], entry["summary"]] for entry in entries]
     columns = ["name", "model", "sends up", "in short"]
-    show_table(Table("Methods (protofed methods NAME explains one)", columns, rows, numeric=False))
+    show_table(Table("Methods (protofed methods NAME describes one)", columns, rows, numeric=False))
 
 
 def _describe(name: str) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def _describe(name: str) -> dict[str, Any]:
             {"name": knob.name, "values": knob.values, "default": knob.default, "description": knob.description}
             for knob in knobs(cls)
         ],
-        "trains": "what --train says" if cls.trains_backbone else "what its paper says, whatever --train says",
+        "trains": "what --train selects" if cls.trains_backbone else "what its paper prescribes, regardless of --train",
         "not_vectorised": cls.not_vectorised,
         "readings": list(cls.readings),
         "presets": {preset: dict(values) for preset, values in cls.presets.items()},
@@ -42,14 +42,14 @@ def _show(entry: dict[str, Any]) -> None:
     out.print(f"{entry['name']} ({entry['kind']}): {entry['summary']}")
     out.print(f"Paper: {entry['paper']}")
     out.print(f"Up:    {entry['sends_up']}\nDown:  {entry['sends_down']}")
-    out.print(f"Trains {entry['trains']}; of the weights only what is trained travels.\n")
+    out.print(f"Trains {entry['trains']}; only trained weights are sent.\n")
     rows = [[k["name"], setting(k["default"]), k["values"], k["description"]] for k in entry["hyper_parameters"]]
-    columns = ["name", "default", "values", "what it does"]
+    columns = ["name", "default", "values", "description"]
     show_table(Table("Hyper-parameters (--set NAME=VALUE)", columns, rows, numeric=False))
     for preset, values in entry["presets"].items():
         out.print(f"--preset {preset}: " + ", ".join(f"{key}={setting(value)}" for key, value in values.items()))
     if entry["not_vectorised"]:
-        out.print(f"\nNot on the engine vmap: {entry['not_vectorised']}.")
+        out.print(f"\nNot available with --engine vmap: {entry['not_vectorised']}.")
     if entry["readings"]:
         out.print("\nWhere the paper is silent or contradicts itself:")
         for reading in entry["readings"]:
@@ -58,10 +58,10 @@ def _show(entry: dict[str, Any]) -> None:
 
 methods_command = catalogue_command(
     "methods",
-    help="""List the methods, or explain one: paper, what travels, hyper-parameters, contradictions.
-
-    Example: protofed methods i2pfl
-    """,
+    help=(
+        "List the methods, or describe one: paper, what it sends, hyper-parameters, contradictions.\n\n    "
+        "Example: protofed methods i2pfl\n    "
+    ),
     names=method_names,
     complete=completion.methods,
     describe=_describe,

@@ -29,7 +29,7 @@ def run_tables(run: Run) -> list[Table]:
         # The personal view of a global model would say the same again.
         repeats = view == "personal" and metrics["global"] is not None and run.config["method"]["kind"] == "global"
         if metrics[view] is not None and not repeats:
-            title = f"{run.summary['method']}: metrics of {words} in the end (%){_positive(metrics)}"
+            title = f"{run.summary['method']}: final metrics of {words} (%){_positive(metrics)}"
             tables.append(metric_table(title, metrics[view], classes, metrics["metric"]))
     return tables
 

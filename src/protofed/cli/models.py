@@ -13,13 +13,13 @@ from protofed.text import Table
 
 def _show_all(entries: Sequence[dict[str, Any]]) -> None:
     rows = [[entry["name"], entry["description"], ", ".join(entry["options"])] for entry in entries]
-    show_table(Table("Models (--model NAME)", ["name", "what it is", "options"], rows, numeric=False))
+    show_table(Table("Models (--model NAME)", ["name", "description", "options"], rows, numeric=False))
 
 
 def _show(entry: dict[str, Any]) -> None:
     console().print(f"{entry['name']}: {entry['description']}\n")
     rows = [[key, option["default"], option["type"], option["doc"]] for key, option in entry["options"].items()]
-    columns = ["option", "default", "values", "what it does"]
+    columns = ["option", "default", "values", "description"]
     show_table(Table("Options (--set model.NAME=VALUE)", columns, rows, numeric=False))
 
 

@@ -19,29 +19,33 @@ from protofed.runs.config_file import options_to_repeat, read_config
 
 log = logging.getLogger("protofed")
 
-QuietOption = Annotated[bool, typer.Option("--quiet", help="say nothing but warnings")]
+QuietOption = Annotated[bool, typer.Option("--quiet", help="print only warnings")]
 JsonOption = Annotated[bool, typer.Option("--json", help="for machines")]
 ModelOfOption = Annotated[
-    str, typer.Option("--model-of", help="last | best: the models after the last round, or after the best where kept")
+    str,
+    typer.Option(
+        "--model-of", help=("last | best: the models after the last round, or after the best one if it was kept")
+    ),
 ]
-DataRootOption = Annotated[str | None, typer.Option("--data-root", help="where data sets lie by name")]
+DataRootOption = Annotated[str | None, typer.Option("--data-root", help=("the folder that contains data sets by name"))]
 MovedDataOption = Annotated[
-    str | None, typer.Option("--data-root", help="a folder that has the run's images now, under the name they had")
+    str | None, typer.Option("--data-root", help=("a folder that now contains the run's images, under their old name"))
 ]
 TrainingImagesOption = Annotated[
-    bool, typer.Option("--with-training-images", help="put pictures of training images on the page, not to be sent")
+    bool,
+    typer.Option("--with-training-images", help=("include pictures of training images; do not send the page then")),
 ]
 ShardOption = Annotated[
-    str | None, typer.Option("--shard", metavar="K/N", help="do the K-th of N parts; machines share --out")
+    str | None, typer.Option("--shard", metavar="K/N", help="do the K-th of N parts; the machines share --out")
 ]
 StrictOption = Annotated[
-    bool, typer.Option("--strict", help="exit code 3 where a run ends with a warning about its outcome")
+    bool, typer.Option("--strict", help="exit with code 3 if a run ends with a warning about its result")
 ]
 TrackOption = Annotated[
     list[str] | None, typer.Option("--track", metavar="NAME", help="also log to mlflow | tensorboard | wandb; repeat")
 ]
 TensorBoardOption = Annotated[
-    bool, typer.Option("--tensorboard", help="the same as --track tensorboard: event files in every run folder")
+    bool, typer.Option("--tensorboard", help="same as --track tensorboard: event files in every run folder")
 ]
 
 _REPEATED = ("set", "plugin")
@@ -50,7 +54,7 @@ _CONFIG = inspect.Parameter(
     inspect.Parameter.KEYWORD_ONLY,
     default=None,
     annotation=Annotated[
-        Path | None, typer.Option("--config", help="a TOML file with options; those given here win over it")
+        Path | None, typer.Option("--config", help="a TOML file with options; the command line takes precedence")
     ],
 )
 
@@ -87,7 +91,7 @@ def takes_run_options(
                 content = read_config(path, [*Options.model_fields, *config])
                 others = [name for name in content if name in without and name not in config]
                 if others:
-                    log.warning("%s: %s: not an option of this command, so left out", path, ", ".join(others))
+                    log.warning("%s: %s is not an option of this command and was ignored", path, ", ".join(others))
                 content = {name: value for name, value in content.items() if name not in others}
                 for entry in own:
                     if entry.name in config and entry.name in content:

@@ -104,10 +104,10 @@ class ProgressBar:
             print(config["model"]["start"]["reason"], flush=True)
         if config["data"]["augment"] != "none" and "data.augment" not in config["options"]["set"]:
             augment = config["data"]["augment"]
-            print(f"training images go through {augment}; --set data.augment=none leaves them as they are", flush=True)
+            print(f"training images are augmented by {augment}; --set data.augment=none turns this off", flush=True)
         if wanted := config["method"].get("run_defaults"):
             named = ", ".join(f"{name} {value}" for name, value in wanted.items())
-            print(f"{config['method']['name']} is trained with {named}, its own default", flush=True)
+            print(f"{config['method']['name']} trains with {named}, its own default", flush=True)
         self._bytes = sum(_exchanged(record) for record in run.rounds)
         if sys.stdout.isatty():
             self._bar = bars()
@@ -163,7 +163,8 @@ def show_summary(run: Run) -> None:
         show_table(Table(title, ["client", "accuracy", "chance"], rows))
     if chance["global"] or chance["personal"]:
         console().print(
-            f"chance: always saying a test set's most frequent class; guessing evenly: {percent(chance['uniform'])} %"
+            "chance: always predicting a test set's most frequent class; guessing uniformly: "
+            f"{percent(chance['uniform'])} %"
         )
     for table in run_tables(run):
         show_table(table)
@@ -171,9 +172,9 @@ def show_summary(run: Run) -> None:
         console().print(line)
     if best := summary.get("best"):
         judged = f"validation accuracy {percent(best['score'])} %" if best["by"] == "validation" else "training loss"
-        console().print(f"best round: {best['round']}, by {judged}; it is kept for --model-of best")
+        console().print(f"best round: {best['round']}, by {judged}; use it with --model-of best")
     if summary["status"] == "flat":
-        console().print(f"stopped after {summary['rounds']} of {run.planned_rounds} rounds: it had stopped improving")
+        console().print(f"stopped after {summary['rounds']} of {run.planned_rounds} rounds: no further improvement")
     total = {way: size(summary["bytes"][way]["total"]) for way in ("up", "down")}
     console().print(
         f"{counted(summary['rounds'], 'round')} in {summary['seconds']['total']:.1f} s, sent {total['up']} up and "
@@ -209,7 +210,7 @@ def followers(progress: object, silent: bool, trackers: Iterable[str]) -> list[o
 def warn_of_time(seconds: float) -> None:
     """How long it will take, where that is worth knowing."""
     if seconds > _LONG:
-        print(f"this takes about {duration(seconds)} here, judging by one batch; Ctrl-C leaves what can be resumed")
+        print(f"this takes about {duration(seconds)} here, estimated from one batch; Ctrl-C keeps what can be resumed")
 
 
 def _exchanged(record: dict[str, Any]) -> int:

@@ -13,13 +13,13 @@ from protofed.text import Table, counted
 
 def predict_command(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="folder of a complete run")],
-    images: Annotated[Path, typer.Option("--images", help="folder of images, also in folders below it")],
+    images: Annotated[Path, typer.Option("--images", help="folder of images, including its subfolders")],
     out: Annotated[Path, typer.Option("--out", help="the csv file to write")],
     client: Annotated[
         str | None, typer.Option("--client", help="use this client's model (default: the server's)")
     ] = None,
     model_of: ModelOfOption = "last",
-    as_json: Annotated[bool, typer.Option("--json", help="print images per class as JSON, and nothing else")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print only images per class, as JSON")] = False,
 ) -> None:
     """Predict the class of every image in a folder, with the probability of each class; labels are not needed.
 

@@ -20,14 +20,14 @@ def pretrain_command(
     out: Annotated[str, typer.Option("--out", help="the file to write, .safetensors")],
     epochs: Annotated[int, typer.Option("--epochs", min=1, help="passes over all images")] = DEFAULT_EPOCHS,
     quiet: QuietOption = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print the summary as JSON, and nothing else")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print only the summary, as JSON")] = False,
 ) -> None:
-    """Train one model on all images of a data set and write its weights, for --weights of other commands.
+    """Train one model on all images of a data set and save its weights for --weights of other commands.
 
     Example: protofed pretrain --data cifar10 --data-root DATA --model resnet10 --epochs 30 --out backbone.safetensors
     """
     if "data" not in run_options:
-        raise UserError("pretrain needs --data, the images to learn from")
+        raise UserError("pretrain needs --data, the images to train on")
     progress = ProgressBar()
     try:
         done = pretrain(out=out, epochs=epochs, callbacks=[] if quiet or as_json else [progress], **run_options)
@@ -38,4 +38,6 @@ def pretrain_command(
         print(json.dumps(summary))
     elif not quiet:
         accuracy = percent(summary["accuracy_final"]["global"]["average"])
-        console().print(f"accuracy {accuracy} % on test images; weights written to {out}, their run to {done.path}")
+        console().print(
+            f"accuracy {accuracy} % on test images; weights written to {out}, their run folder to {done.path}"
+        )

@@ -36,7 +36,7 @@ class ManyRuns:
         self._total, self._complete = len(unfinished), 0
         others = len(runs) - len(unfinished)
         print(
-            f"{len(unfinished)} runs to do" + (f", {others} are complete or left to others" if others else ""),
+            f"{len(unfinished)} runs to do" + (f", {others} are complete or assigned to others" if others else ""),
             flush=True,
         )
         if unfinished and sys.stdout.isatty():

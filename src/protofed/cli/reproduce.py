@@ -29,27 +29,28 @@ def reproduce_command(
     table: Annotated[
         str | None,
         typer.Argument(
-            help="PAPER.TABLE, for example i2pfl.table2; several: a,b, i2pfl.table* or ALL; none: list them",
+            help="PAPER.TABLE, for example i2pfl.table2; several: a,b, i2pfl.table* or ALL; omit it to list them",
             autocompletion=completion.tables,
         ),
     ] = None,
-    scale: Annotated[str, typer.Option("--scale", help="lite | paper, the published setting | imagenet")] = "lite",
+    scale: Annotated[str, typer.Option("--scale", help="lite | paper (the published setting) | imagenet")] = "lite",
     datasets: Annotated[str | None, typer.Option("--datasets", help="only these, for example digits,pacs")] = None,
     methods: Annotated[str | None, typer.Option("--methods", help="only these rows, for example fedavg,i2pfl")] = None,
     columns: Annotated[
-        str | None, typer.Option("--columns", help="only these of columns with runs of their own: alpha=0.1,alpha=0.5")
+        str | None,
+        typer.Option("--columns", help=("only these columns, if they have runs of their own: alpha=0.1,alpha=0.5")),
     ] = None,
     seeds: Annotated[str | None, typer.Option("--seeds", help="for example 0,1,2 (default: the table's)")] = None,
     out: Annotated[str | None, typer.Option("--out", help="folder; finished runs in it are not repeated")] = None,
     results: Annotated[
-        str | None, typer.Option("--results", help="folder for a small JSON file of all runs of each data set")
+        str | None, typer.Option("--results", help="folder for a small JSON file per data set with all its runs")
     ] = None,
     shard: ShardOption = None,
     dry: Annotated[bool, typer.Option("--dry-run", help="try one batch on generated images; estimate costs")] = False,
     quiet: QuietOption = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print comparison.json, and nothing else")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print only comparison.json")] = False,
 ) -> int:
-    """Run or compute a table of a paper; the options of a run go before those of the table.
+    """Reproduce a table of a paper; options given here override those of the table.
 
     Example: protofed reproduce i2pfl.table2 --data-root DATA --datasets office_caltech10 --out my-table
     """
@@ -60,7 +61,7 @@ def reproduce_command(
     run_seeds = None if seeds is None else parse_integers(seeds)
     if names_several(table):
         if columns is not None or as_json:
-            raise UserError("several tables take neither --columns nor --json; give them with one table")
+            raise UserError("--columns and --json work with one table only, not with several")
         choice: dict[str, Any] = {"scale": scale, "datasets": datasets, "methods": methods, "seeds": run_seeds}
         where: dict[str, Any] = {"out": out, "results": results, "shard": shard}
         return reproduce_several(table, **choice, **where, dry=dry, quiet=quiet, run_options=run_options)
@@ -93,7 +94,7 @@ def _show_result(result: Reproduction, pictures: Sequence[Path], files: Sequence
     for picture in pictures:
         console().print(f"drawn: {picture}")
     for file in files:
-        console().print(f"summed up in {file}")
+        console().print(f"summary in {file}")
     if out is not None:
         console().print(f"written to {out}")
 
@@ -120,7 +121,7 @@ def _described(preset: Preset) -> dict[str, Any]:
 def _show_presets(presets: Sequence[dict[str, Any]]) -> None:
     rows = [[each["name"], each["title"], ", ".join(each["datasets"]), str(len(each["rows"]))] for each in presets]
     heading = "Tables and figures (protofed reproduce NAME)"
-    show_table(Table(heading, ["name", "what it shows", "data sets", "rows"], rows, numeric=False))
+    show_table(Table(heading, ["name", "description", "data sets", "rows"], rows, numeric=False))
 
 
 def _show_estimates(name: str, scale: str, estimates: Sequence[Estimate], run_seeds: Sequence[int] | None) -> None:

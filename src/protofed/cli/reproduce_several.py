@@ -33,9 +33,11 @@ def reproduce_several(
     chosen = (split_names(datasets), split_names(methods))
     tables, left_out = tables_at_hand(names, parse_scale(scale), run_options.get("data_root"), *chosen)
     if not tables:
-        raise UserError(f"no table has its images at hand: {'; '.join(left_out[:3])}; protofed data says what is there")
+        raise UserError(
+            f"no table has its images available: {'; '.join(left_out[:3])}; protofed data shows what is available"
+        )
     if not (dry or out):
-        raise UserError(f"{names} trains, so it needs --out, the folder of its runs; --dry-run says what it takes")
+        raise UserError(f"{names} trains, so it needs --out, the folder of its runs; --dry-run estimates the cost")
     if not quiet:
         _announce(tables, left_out, seeds, run_options)
     if dry or out is None:
@@ -61,13 +63,13 @@ def _announce(
     run_options: dict[str, Any],
 ) -> None:
     rows = [[table.preset.name, ", ".join(table.datasets), str(len(table.rows))] for table in tables]
-    show_table(Table("Tables at hand", ["name", "data sets", "rows"], rows, numeric=False))
+    show_table(Table("Available tables", ["name", "data sets", "rows"], rows, numeric=False))
     for line in left_out:
         console().print(f"left out: {line}", highlight=False)
     whole = estimate_all(tables, seeds, **run_options)
     console().print(
-        f"{whole.runs} different runs, about {whole.hours:.2g} hours on all cores of this machine; runs that are there "
-        "already take nothing"
+        f"{whole.runs} different runs, about {whole.hours:.2g} hours on all cores of this machine; runs that "
+        "already exist take no time"
     )
 
 

@@ -33,12 +33,12 @@ def run_command(
     ] = None,
     out: Annotated[str | None, typer.Option("--out", help="the run folder (default: runs/NAME)")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="continue the run in --out")] = False,
-    from_: Annotated[Path | None, typer.Option("--from", help="take the options of an earlier run's run.json")] = None,
+    from_: Annotated[Path | None, typer.Option("--from", help="use the options in an earlier run's run.json")] = None,
     track: TrackOption = None,
     tensorboard: TensorBoardOption = False,
     strict: StrictOption = False,
     quiet: QuietOption = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print the summary as JSON, and nothing else")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print only the summary, as JSON")] = False,
 ) -> int:
     """Train a federation and write a run folder.
 
@@ -80,4 +80,4 @@ class _BegunRun:
         if self._run is None:
             return "stopped before the first round; nothing is kept"
         done, planned = len(self._run.rounds), self._run.planned_rounds
-        return f"stopped; {done} of {planned} rounds are kept. To go on: {resume_command(self._run.path)}"
+        return f"stopped; {done} of {planned} rounds are kept. To continue: {resume_command(self._run.path)}"

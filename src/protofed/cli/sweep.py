@@ -27,9 +27,9 @@ def sweep_command(
     score: Annotated[str, typer.Option("--score", help="last (mean of 5) or best evaluated round")] = "last",
     shard: ShardOption = None,
     quiet: QuietOption = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print sweep.json, and nothing else")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print only sweep.json")] = False,
 ) -> int:
-    """Search for hyper-parameters of a method, by accuracy on images kept from training; never on test images.
+    """Search for hyper-parameters of a method, by accuracy on images held out from training, never on test images.
 
     Example: protofed sweep i2pfl --over tau=0.05,0.07,0.1 --over lr=0.01,0.03 --rounds 10 --out my-sweep
     """

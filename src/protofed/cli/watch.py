@@ -11,11 +11,11 @@ from protofed.errors import UserError
 
 
 def watch_command(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="of a run or a comparison, also one that is going on")],
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: any that is free")] = 0,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="of a run or a comparison, finished or not")],
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: any free port")] = 0,
     show: Annotated[bool, typer.Option("--open", help="open it in a browser")] = False,
 ) -> None:
-    """Show the report page of a folder while its runs go on, with a button to stop them; on this machine only.
+    """Serve the live report page of a folder, on this machine only, with a button to stop its runs.
 
     Example: protofed watch runs/demo
     """
@@ -24,11 +24,11 @@ def watch_command(
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}; start a run with --out {folder} first")
     with ReportServer(folder, port) as server:
-        console().print(f"{server.address} shows {folder}; Ctrl-C ends this, not the runs", soft_wrap=True)
+        console().print(f"{server.address} shows {folder}; Ctrl-C stops this page, not the runs", soft_wrap=True)
         sys.stdout.flush()  # also into a pipe, where nothing would be read until much more was written
         if show:
             typer.launch(server.address)
         try:
             server.serve_forever()
         except KeyboardInterrupt:
-            console().print("no longer watching; runs go on")
+            console().print("no longer watching; runs continue")

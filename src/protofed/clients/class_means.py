@@ -63,7 +63,7 @@ def linear_head(model: Split) -> tuple[str, nn.Linear]:
     names = model.stage_names[model.stages_until(None) :]
     stages = [(name, stage) for name, stage in model.stages().items() if name in names]
     if len(stages) != 1 or not isinstance(stages[0][1], nn.Linear) or stages[0][1].bias is None:
-        raise UserError("--head closed-form needs a network whose head is one linear layer; leave it out")
+        raise UserError("--head closed-form needs a network whose head is a single linear layer; omit it")
     return stages[0][0], stages[0][1]
 
 

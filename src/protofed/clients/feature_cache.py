@@ -88,7 +88,7 @@ class FeatureCache:
         values = self._look(select, nothing)
         intact = {image: value for image, value in values.items() if _is_intact(value)}
         if len(intact) < len(values):
-            self._warn(f"{len(values) - len(intact)} kept features in {self.path} are damaged and computed again")
+            self._warn(f"{len(values) - len(intact)} cached features in {self.path} are damaged and will be recomputed")
         return {image: torch.frombuffer(bytearray(value[_CHECKSUM:]), dtype=_DTYPE) for image, value in intact.items()}
 
     def write(self, backbone: bytes, features: Mapping[bytes, Tensor]) -> None:
@@ -143,8 +143,8 @@ class FeatureCache:
             except _Unwritable as problem:
                 self._read_only = True
                 self._warn(
-                    f"{self.path} can only be read ({problem}): its features are used, new ones are not kept; set "
-                    "PROTOFED_CACHE to keep them"
+                    f"{self.path} is read-only ({problem}): its features are used, but new ones are not cached; "
+                    "set PROTOFED_CACHE to cache them"
                 )
         try:
             # Nobody writes it from here, so no file is needed beside it by which writers and readers would agree.
@@ -152,7 +152,7 @@ class FeatureCache:
             with closing(sqlite3.connect(address, uri=True)) as database:
                 return work(database)
         except sqlite3.Error as problem:
-            self._warn(f"{self.path} cannot be read ({problem}); features are computed again")
+            self._warn(f"{self.path} cannot be read ({problem}); features will be recomputed")
         return otherwise
 
     def _transact(self, purpose: str, work: Callable[[sqlite3.Connection], T], otherwise: T) -> T:
@@ -168,12 +168,12 @@ class FeatureCache:
         except sqlite3.OperationalError as problem:
             if purpose == "read" and problem.sqlite_errorcode & 0xFF in _NO_WRITING:
                 raise _Unwritable(str(problem)) from None
-            self._warn(f"features are not kept: cannot {purpose} {self.path} ({problem}); set PROTOFED_CACHE")
+            self._warn(f"features are not cached: cannot {purpose} {self.path} ({problem}); set PROTOFED_CACHE")
         except sqlite3.DatabaseError as problem:
-            self._warn(f"{self.path} is damaged ({problem}); it is removed, and features are computed again")
+            self._warn(f"{self.path} is damaged ({problem}); it is removed, and features will be recomputed")
             self._remove()
         except OSError as problem:
-            self._warn(f"features are not kept: {self.path.parent}: {problem.strerror}; set PROTOFED_CACHE")
+            self._warn(f"features are not cached: {self.path.parent}: {problem.strerror}; set PROTOFED_CACHE")
         return otherwise
 
     def _remove(self) -> None:

@@ -67,24 +67,22 @@ def choose_frozen(name: str, context: RunContext) -> _FrozenChoice:
     parts = tuple(find_frozen(context.method, model, context.dataset.image_shape) for model in context.models)
     if _too_large(replace(context, frozen=parts)):
         problem = _Problem(
-            "the features would not fit on the disk of the run folder", "free some, or use --frozen auto"
+            "the features would not fit on the disk of the run folder", "free some space, or use --frozen auto"
         )
         parts = tuple(replace(part, prefix=()) for part in parts)
     elif not any(part.prefix for part in parts):
         problem = _Problem(
-            f"the first stage of the model ({context.model.stage_names[0]}) is trained, or changes in training",
+            f"the first stage of the model ({context.model.stage_names[0]}) is trained, or changes during training",
             "use a method with a frozen backbone, or --frozen auto",
         )
     elif context.augment and context.views == 1:
         # Clean passes, that is scoring and prototypes, may still use what was kept.
         problem = _Problem(
-            "images are augmented anew in every epoch, so features of training cannot be kept",
-            "leave out data.augment, or use --frozen auto",
+            "images are augmented anew in every epoch, so training features cannot be cached",
+            "omit data.augment, or use --frozen auto",
         )
     else:
-        return _FrozenChoice(
-            parts, "the first stages are not trained, so their output is computed once for each sample"
-        )
+        return _FrozenChoice(parts, "the first stages are not trained, so their output is computed once per sample")
     if name == "cached":
         raise UserError(f"--frozen cached: {problem.what}; {problem.remedy}")
     return _FrozenChoice(parts if any(part.prefix or part.recipes for part in parts) else (), problem.what)

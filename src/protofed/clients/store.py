@@ -127,7 +127,7 @@ def _decoded(path: Path, like: ClientState, name: str) -> ClientState:
 def plain_name(client: str) -> str:
     """The client's name, once it is known to name a file of its folder and nothing outside."""
     if client in ("", "..") or Path(client).name != client or "\0" in client:
-        raise UserError(f"a client cannot be called {client!r}: files are named after clients")
+        raise UserError(f"a client cannot be named {client!r}: files are named after clients")
     return client
 
 

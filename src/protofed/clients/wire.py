@@ -97,7 +97,7 @@ def unpack(envelope: bytes, sender: str, longest: int = _LONGEST_HEADER) -> tupl
         (length,) = _LENGTH.unpack_from(envelope)
         start = _LENGTH.size + length
         if start > len(envelope):
-            raise ValueError("it is cut off")
+            raise ValueError("it is truncated")
         if length > longest:
             raise ValueError(f"its header takes {length} bytes, at most {longest} are read")
         header = json.loads(envelope[_LENGTH.size : start])
@@ -172,7 +172,7 @@ def decode_result(envelope: bytes, sender: str) -> jobs.Result:
 def _possible(score: jobs.Score, sender: str) -> jobs.Score:
     for part in (score, *score.parts):
         if part.correct > part.total:
-            raise BadMessage(f"{sender}: {part.correct} correct of {part.total} is no score")
+            raise BadMessage(f"{sender}: {part.correct} correct of {part.total} is not a valid score")
     return score
 
 
@@ -183,7 +183,7 @@ def _array(header: dict[str, Any], body: bytes, sender: str) -> Any:
     try:
         return np.frombuffer(body, dtype=dtype).reshape(shape)
     except (TypeError, ValueError, OverflowError) as error:
-        raise BadMessage(f"{sender}: the array does not have the shape that is promised ({error})") from None
+        raise BadMessage(f"{sender}: the array does not have the promised shape ({error})") from None
 
 
 def _size(report: Any, body: bytes, sender: str) -> Bytes:
@@ -192,7 +192,7 @@ def _size(report: Any, body: bytes, sender: str) -> Bytes:
         raise BadMessage(f"{sender}: the envelope does not say what its bytes are")
     size = Bytes(**asdict(checked(_SizeHeader, report, sender)))
     if size.total != len(body):
-        raise BadMessage(f"{sender}: {len(body)} bytes have come where {size.total} are announced")
+        raise BadMessage(f"{sender}: {len(body)} bytes arrived, but {size.total} were announced")
     return size
 
 

@@ -45,17 +45,17 @@ def choose_engine(name: str, workers: int | None, participants: int, prepared: P
     if name == "flower":
         prepare_flower()
         if context.device.type != "cpu":
-            raise UserError("engine=flower computes on the CPU; leave out --device, or take another engine")
+            raise UserError("engine=flower computes on the CPU; omit --device, or use another engine")
         return EngineChoice("flower", processes, "asked for")
     if name == "vmap":
         _refuse_unless_vectorised(prepared)
         return EngineChoice("vmap", 1, "asked for")
     if workers is not None and processes > 1:
-        return EngineChoice("workers", processes, "a number of processes was asked for")
+        return EngineChoice("workers", processes, "a number of processes was given")
     if context.device.type != "cpu":
         return EngineChoice("loop", 1, "one process feeds the device")
     if participants == 1:
-        return EngineChoice("loop", 1, "one client at a time: there is nothing to share out")
+        return EngineChoice("loop", 1, "one client at a time: there is nothing to distribute")
     return _fastest(processes if CAN_FORK else 1, participants, prepared)
 
 
@@ -100,9 +100,9 @@ def _largest_share(processes: int, participants: int, context: RunContext) -> fl
 def _not_vectorised(context: RunContext) -> str:
     """Why clients of this run cannot step together, as far as that is known without trying."""
     if context.guard.trains_privately:
-        return "their gradients are clipped sample by sample"
+        return "their gradients are clipped per sample"
     if frozen_tensors(context.model):
-        return "their frozen stages are computed once for each image, which vmap does not do"
+        return "their frozen stages are computed once per image, which vmap does not do"
     return context.method.not_vectorised
 
 
@@ -117,6 +117,6 @@ def _refuse_unless_vectorised(prepared: Prepared) -> None:
             reason = str(error).strip().splitlines()[0]
     if reason:
         raise UserError(
-            f"engine=vmap: the clients of {type(context.method).__name__} cannot step together: {reason}; "
+            f"engine=vmap: the clients of {type(context.method).__name__} cannot be trained together: {reason}; "
             "use --engine workers or loop"
         )

@@ -189,9 +189,9 @@ def _replies_in_time(
 def _content(reply: "FlowerMessage") -> bytes | Failed:
     if reply.has_error():
         if reply.error.code in _EXPIRED:
-            return Failed("its answer did not come in time, or was cut off")
+            return Failed("its answer did not arrive in time, or was truncated")
         if reply.error.code == _NODE_GONE:
-            return Failed("its node is gone: no heartbeat has come for a while")
+            return Failed("its node is gone: no recent heartbeat")
         return Failed(f"its node reports error {reply.error.code}: {reply.error.reason}")
     try:
         return envelope_in(reply, "reply")

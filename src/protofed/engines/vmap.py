@@ -57,7 +57,7 @@ class VmapEngine(LoopEngine):
                     del left[ready.job]
                     yield ready.job, attempted(partial(self._finished, ready, result))
         except Exception as error:
-            log.warning("these clients cannot step together and train one by one: %s", error)
+            log.warning("these clients cannot be trained together and train one by one: %s", error)
         for job, message in left.items():
             yield job, side.perform(job, message)
 

@@ -99,7 +99,7 @@ class Door:
             self._check_trained(job, _of_kind(result, Trained))
         elif isinstance(job, TrainGroup):
             if len(_of_kind(result, TrainedGroup).each) != len(job.clients):
-                raise BadMessage("it answers for others than it was asked for")
+                raise BadMessage("it answers for clients it was not asked about")
             for client, one in zip(job.clients, result.each, strict=True):
                 if isinstance(one, Trained):
                     self._check_trained(Train(job.round, client), one)
@@ -122,12 +122,12 @@ class Door:
     def _check_trained(self, job: Train | Summarise, result: Trained) -> None:
         most = self._most_samples(job)
         if type(result.samples) is not int or not 0 <= result.samples <= most:
-            raise BadMessage(f"it claims {result.samples!r} samples, where at most {most} can be")
+            raise BadMessage(f"it claims {result.samples!r} samples, but has at most {most}")
         if len(result.loss) > MOST_LOSSES:
             raise BadMessage(f"it reports {len(result.loss)} losses")
         for name, value in result.loss.items():
             if not name.isprintable() or len(name) > LONGEST_NAME:
-                raise BadMessage(f"it reports a loss that is called {name[:LONGEST_NAME]!r}")
+                raise BadMessage(f"it reports a loss named {name[:LONGEST_NAME]!r}")
             if math.isfinite(value) and abs(value) > _LARGEST_LOSS:
                 raise BadMessage(f"it reports a loss of {value:.1e}")
 
@@ -143,9 +143,9 @@ class Door:
         parts = score.parts or (score,)
         told = [part.total for part in parts]
         if told != sizes or score.total != sum(sizes):
-            raise BadMessage(f"it scores {_few(told)} samples, where {_few(sizes)} are asked for")
+            raise BadMessage(f"it scores {_few(told)} samples instead of {_few(sizes)}")
         if any(not 0 <= part.correct <= part.total for part in (score, *parts)):
-            raise BadMessage("its score is none")
+            raise BadMessage("its score is not a valid score")
 
     def _test_sizes(self, job: Evaluate) -> list[int]:
         if job.domain is not None:
@@ -219,7 +219,9 @@ def refused(job: Job, reason: str, not_finite: bool = False) -> Failed:
 
 def _refuse_more(client: str, field: str, what: str, claimed: float, most: float) -> None:
     if not claimed <= most * _ROUNDING:
-        raise BadMessage(f"{client}: field {field!r} claims {what} of {claimed:.4g}, where at most {most:.4g} can be")
+        raise BadMessage(
+            f"{client}: field {field!r} claims {what} of {claimed:.4g}, but at most {most:.4g} is possible"
+        )
 
 
 def _row_bytes(record: Any) -> int:

@@ -150,7 +150,7 @@ class Federation:
         job = Train(0, client)
         ((_, result),) = self._door.perform([(job, encode(self._prepared.templates.down, "server"))])
         if not isinstance(result, Trained):
-            raise UserError(f"{client} does not send its part: {getattr(result, 'reason', 'it gave no answer')}")
+            raise UserError(f"{client} does not send its share: {getattr(result, 'reason', 'it gave no answer')}")
         try:
             return self._door.upload(client, 0, result.blob), result
         except BadMessage as problem:
@@ -252,7 +252,7 @@ class Federation:
             for client in clients:
                 self.folder.store.withdraw(client, round)
                 exchange.leave_out(
-                    client, Failed("the server's state would not be finite after this round; the old one stays")
+                    client, Failed("the server's state would not be finite after this round; the old state stays")
                 )
             return [], encode(self.server, "server")
         self.server = server

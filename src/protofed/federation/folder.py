@@ -62,7 +62,9 @@ class RunFolder:
         if not self.path.exists():
             return
         if not self.path.is_dir() or any(path.name not in _BEFORE_IT_BEGINS for path in self.path.iterdir()):
-            raise UserError(f"{self.path} exists already; give another --out, or --resume to continue the run in it")
+            raise UserError(
+                f"{self.path} already exists; give another --out, or use --resume to continue the run in it"
+            )
 
     def create(self) -> None:
         """Make the folder and lock it."""
@@ -73,7 +75,7 @@ class RunFolder:
 
     def lock(self) -> None:
         """Refuse a second process on the same folder."""
-        busy = f"another process is working in {self.path}; wait for it or give another --out"
+        busy = f"another process is using {self.path}; wait for it or give another --out"
         self._lock.acquire(busy, note=LockHolder.here().note())
 
     def release(self) -> None:

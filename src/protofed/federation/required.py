@@ -35,7 +35,7 @@ def require(content: dict[str, Any], keys: Keys, where: Path | str) -> dict[str,
     for name, wanted in keys.items():
         kind = dict if isinstance(wanted, Mapping) else wanted
         if name not in content or not isinstance(content[name], kind):
-            raise UserError(f"{where} is damaged: it has no {name!r} that can be read")
+            raise UserError(f"{where} is damaged: it has no readable {name!r}")
         if isinstance(wanted, Mapping):
             require(content[name], wanted, where)
     return content

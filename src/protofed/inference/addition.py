@@ -48,7 +48,7 @@ class AdditionResult:
             "client": self.client,
             "date": now(),
             "images": self.images,
-            "added": ["its part of the sums", "its stored state"],
+            "added": ["its share of the sums", "its stored state"],
             "bytes": {"up": self.up},
             "sites": list(self.sites),
             "model_sha256": {"before": self.before, "after": self.after},
@@ -60,7 +60,7 @@ def add_site(host: OpenRun, newcomer: Assembly, folder: Path) -> AdditionResult:
     (client,) = newcomer.context.partition.clients
     refuse_what_is_no_sum(host.context)
     if client in host.run.folder.committed_clients():
-        raise UserError(f"{client} is in the result already; a site of another name can join, or forget it first")
+        raise UserError(f"{client} is already in the result; let a site with another name join, or forget it first")
     target = RunFolder(folder)
     target.refuse_if_taken()
     target.create()
@@ -104,7 +104,7 @@ def _enrol(host: OpenRun, newcomer: Assembly, target: RunFolder) -> None:
     domain = entry["domain"]
     domains = config["data"]["domains"]
     if domain in domains:
-        raise UserError(f"the run has a domain {domain} of its own; give the newcomer's images another name")
+        raise UserError(f"the run already has a domain {domain}; give the newcomer's images another name")
     start = sum(each["train"] for each in domains.values())
     enlarged = replace(
         partition,

@@ -44,11 +44,13 @@ def opened_with_images(run: str | Path) -> OpenRun:
 def refuse_what_is_no_sum(context: RunContext) -> None:
     """Raise where the run's uploads were not simply added up as sites remember them."""
     if context.robust is not None:
-        raise UserError("robust aggregation gives no sum, so nobody's part can be told apart in it")
+        raise UserError("robust aggregation is not a sum, so no client's share can be separated")
     if context.max_share is not None:
-        raise UserError("max_share cuts weights by those of all, so nobody's part can be told apart in the sum")
+        raise UserError(
+            "max_share caps weights by those of all clients, so no client's share can be separated from the sum"
+        )
     if context.guard.noisy or context.guard.quantise:
-        raise UserError("what was sent is not what the site remembers: the guard rounded it or added noise to it")
+        raise UserError("what was sent is not what the site remembers: the guard rounded it or added noise")
 
 
 def copy_result(source: Path, target: RunFolder, without: str) -> None:

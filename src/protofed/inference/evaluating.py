@@ -50,7 +50,7 @@ def evaluate(
     `model_of="best"` takes those of the best round instead of the last.
     """
     if part not in ("test", "train", "all"):
-        raise UserError(f"part={part} is not valid; it is test, train or all")
+        raise UserError(f"part={part} is not valid; use test, train or all")
     with one_thread():
         opened = OpenRun(run, model_of=model_of)
         channels, height, width = opened.context.dataset.image_shape

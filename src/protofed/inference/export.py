@@ -76,7 +76,7 @@ def _noise(classifier: Classifier) -> Tensor:
 
 
 def _differs(format: str, difference: float) -> str:
-    text = f"the {format} file predicts otherwise than the run, by up to {difference:.2g}, and was not kept"
+    text = f"the predictions of the {format} file differ from the run's by up to {difference:.2g}, so it was not kept"
     if format == "safetensors":
         text += "; this run predicts with more than one network's head (an ensemble, prototypes): use --format onnx"
     return text

@@ -23,7 +23,7 @@ from protofed.system import one_thread
 
 _LASTING = (
     "models and broadcasts that were sent before, wherever they are now",
-    "what the run says about itself: who took part with how many images of each class (run.json, partition.npz)",
+    "what the run records about itself: who took part with how many images of each class (run.json, partition.npz)",
 )
 
 
@@ -47,7 +47,7 @@ class ForgetResult:
             "client": self.client,
             "date": now(),
             "images": self.images,
-            "removed": ["its part of the sums", "its stored state", "its kept messages"],
+            "removed": ["its share of the sums", "its stored state", "its kept messages"],
             "cannot_be_removed": list(_LASTING),
             "left": list(self.left),
             "model_sha256": {"before": self.before, "after": self.after},
@@ -67,17 +67,17 @@ def forget(run: str | Path, client: str, *, out: str | Path, state: str | Path |
         if client not in host.clients:
             raise unknown_name("client", client, host.clients)
         if client not in host.run.folder.committed_clients():
-            raise UserError(f"{client} has sent nothing that is in the result of {host.run.path}")
+            raise UserError(f"{client} has sent nothing that is part of the result of {host.run.path}")
         refuse_what_is_no_sum(host.context)
         left = tuple(site for site in host.run.folder.committed_clients() if site != client)
         if not left:
-            raise UserError(f"nobody is left without {client}")
+            raise UserError(f"without {client} nobody is left")
         server = _without(host, client, left, _state_of(host, client, state))
         target.create()
         try:
             source = host.run.folder.path
             copy_result(source, target, without=client)
-            event = {"client": client, "event": "forgotten", "reason": "taken out of the result"}
+            event = {"client": client, "event": "forgotten", "reason": "removed from the result"}
             accuracy = write_result(host, host, target, server, left, event)
             before, after = hashes(source, target.path)
             result = ForgetResult(client, host.context.sizes[client], before, after, left, accuracy)
@@ -98,8 +98,9 @@ def _state_of(host: OpenRun, client: str, given: str | Path | None) -> ClientSta
     state = host.trained_state_of(client)
     if state is None:
         raise UserError(
-            f"{host.run.path} does not know what {client} sent: sites of a deployment keep that to themselves, and a "
-            f"secure sum hides it; give the site's own clients/{client}.safetensors with --state, or run without it"
+            f"{host.run.path} does not know what {client} sent: sites of a deployment keep that to themselves, "
+            f"and a secure sum hides it; give the site's own clients/{client}.safetensors with --state, or run "
+            "again without the site"
         )
     return state
 
@@ -110,4 +111,4 @@ def _without(host: OpenRun, client: str, left: tuple[str, ...], state: ClientSta
         return host.method.forget(host.server_state(), state.memory, at)
     except UserError as reason:
         name = host.run.options["method"]
-        raise UserError(f"{name} cannot forget {client}: {reason}; else train again without it") from None
+        raise UserError(f"{name} cannot forget {client}: {reason}; otherwise train again without it") from None

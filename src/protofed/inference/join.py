@@ -178,7 +178,7 @@ def _refuse_unfit(host: OpenRun, assembly: Assembly) -> None:
     if context.model.dim != host.config["model"]["dim"]:
         raise UserError(
             f"features of the newcomer's model have length {context.model.dim}, the prototypes of the run "
-            f"{host.config['model']['dim']}; choose a model whose features are as long, or one of the run's"
+            f"{host.config['model']['dim']}; choose a model with features of that length, or one of the run's"
         )
 
 
@@ -190,7 +190,7 @@ def _newcomer(host: OpenRun, assembly: Assembly, fresh: bool) -> tuple[RunContex
     except BadMessage as problem:
         raise UserError(f"nobody can join this run: its broadcast does not fit a newcomer ({problem})") from None
     method = context.method
-    model, start = context.models[0], "a fresh model" if assembly.weights is None else "the weights given"
+    model, start = context.models[0], "a fresh model" if assembly.weights is None else "the given weights"
     if not fresh and method.loads != nothing:
         model, start = _with_global_weights(model, method, down), "the global model"
     # It may have its own architecture only where weights are not averaged; the others' gave the feature length.

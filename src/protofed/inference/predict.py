@@ -69,7 +69,7 @@ def _listed(place: Path) -> tuple[list[Path], list[Problem]]:
     else:
         raise UserError(f"there is no folder {place}; give one with images")
     if not paths:
-        raise UserError(f"{place} holds no images; they are {IMAGE_KINDS} files, also in folders below it")
+        raise UserError(f"{place} contains no images; supported are {IMAGE_KINDS} files, also in subfolders")
     return paths, problems
 
 

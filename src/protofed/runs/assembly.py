@@ -143,7 +143,9 @@ def assemble(options: Options, clients_folder: Path, dataset: Dataset | None = N
     network = choose_network(options, dataset.image_shape, type(method))
     dataset = fitted(dataset, network, keeps_normalisation=normalise is not None)
     if merges_tests and not deals_by_label(options.protocol):
-        raise UserError("data.merge_test needs a protocol that deals out by label, where clients keep their own tests")
+        raise UserError(
+            "data.merge_test needs a protocol that splits by label, in which clients have their own test sets"
+        )
     if merges_tests:
         dataset = dataset.with_tests_in_training()
     partition = make_partition(
@@ -324,7 +326,7 @@ def _validation(options: Options, method: Method) -> float:
     """Part of every client's training images that is kept from training, as the user says, else the method."""
     setting = options.settings_for("data").get("validation")
     if setting is not None and options.validation is not None:
-        raise UserError("--validation and --set data.validation say the same; give one of them")
+        raise UserError("--validation and --set data.validation mean the same; give only one of them")
     if setting is not None:
         return float(setting)
     return method.validation_share if options.validation is None else options.validation
@@ -349,9 +351,9 @@ def _device(name: str) -> torch.device:
     except RuntimeError:
         device = None
     if device is None or device.type not in ("cpu", "cuda"):
-        raise UserError(f"device={name} is not valid; it is cpu or cuda")
+        raise UserError(f"device={name} is not valid; use cpu or cuda")
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError("device=cuda: no such device here; use --device cpu")
+        raise UserError("device=cuda: not available on this machine; use --device cpu")
     return device
 
 

@@ -18,10 +18,10 @@ from protofed.runs.options import PLANNED, Options
 CONFIG_FILE = "config.toml"
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
-_HEAD = """\
-# Repeats this run: protofed run --config THIS-FILE --out NEW
-# Options on the command line win over those of this file. Relative paths start where the command is given.
-"""
+_HEAD = (
+    "# To repeat this run: protofed run --config THIS-FILE --out NEW\n# Options on the command line take "
+    "precedence over this file. Relative paths start in the current folder.\n"
+)
 _DEFAULTS = """
 # The other options are at their defaults.
 """
@@ -43,7 +43,7 @@ def read_config(path: str | Path, known: Iterable[str] = Options.model_fields) -
             raise UserError(f"{path}: {unknown_name('option', key, names)}")
         options[name] = value
     if not isinstance(options.get("set", {}), dict):
-        raise UserError(f"{path}: settings are a table, [set] with a line KEY = VALUE for each")
+        raise UserError(f"{path}: settings form a table, [set], with a line KEY = VALUE for each")
     if "set" in options:
         options["set"] = dict(_flat(options["set"]))
     return options

@@ -40,7 +40,7 @@ def refuse_if_too_large(assembly: Assembly) -> None:
     if not any(context.plan.epochs):
         return  # nothing is trained, so nothing is kept for a backward pass
     saved = Trial(assembly.prepared).sample_cost().saved_bytes * context.plan.batch
-    remedy = "lower --batch, --image-size or --workers, or take a smaller --model"
+    remedy = "lower --batch, --image-size or --workers, or use a smaller --model"
     require_memory(processes * (lasting + saved), f"training in {processes} process(es)", remedy)
 
 

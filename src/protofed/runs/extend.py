@@ -34,7 +34,7 @@ def refuse_changes(stored: Mapping[str, Any], given: Mapping[str, Any], may_chan
     changed = sorted(name for name in given if name not in may_change and wanted[name] != stored.get(name))
     if changed:
         texts = ", ".join(f"{name} (was {stored.get(name)}, now {wanted[name]})" for name in changed)
-        raise UserError(f"--resume continues a run as it was begun, but these options differ: {texts}")
+        raise UserError(f"--resume continues a run with its original options, but these differ: {texts}")
 
 
 def refuse_extension(run: Run, assembly: Assembly) -> None:
@@ -44,8 +44,8 @@ def refuse_extension(run: Run, assembly: Assembly) -> None:
     reason = _why_not(begun, plan, done, assembly)
     if reason:
         raise UserError(
-            f"the run in {run.path} was begun for {begun.rounds} rounds and cannot go on to {plan.rounds}: {reason}; "
-            "give another --out to run it anew"
+            f"the run in {run.path} was started with {begun.rounds} rounds and cannot be extended to "
+            f"{plan.rounds}: {reason}; give another --out to run it anew"
         )
 
 
@@ -55,15 +55,15 @@ def _why_not(begun: Plan, plan: Plan, done: int, assembly: Assembly) -> str:
     if plan.rounds <= done:
         return f"{done} rounds are done"
     if plan.epochs == begun.epochs:
-        return "" if options.stop_when_flat else f"{options.method} follows a plan of its own"
+        return "" if options.stop_when_flat else f"{options.method} follows its own plan"
     if plan.epochs[:done] != begun.epochs[:done]:
-        return "the epochs of the rounds that are done would be others"
+        return "the epochs of finished rounds would change"
     if done and any(plan.lr_at(round) != begun.lr_at(round) for round in range(done)):
         return f"the {begun.schedule} schedule of the learning rate was laid out over {begun.rounds} rounds"
     if done and method.depends_on_rounds:
         return f"with {options.method} {method.depends_on_rounds}"
     if options.ensemble or method.ensembles:
-        return "its last exchange was not averaged, for the clients' models to predict together"
+        return "its last exchange was not averaged, because the clients' models predict as an ensemble"
     if "epsilon=" in (options.guard or "").replace(" ", ""):
         return f"the noise was chosen so that {begun.rounds} rounds spend the epsilon of --guard"
     return ""

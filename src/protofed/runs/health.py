@@ -51,7 +51,7 @@ def diagnose(config: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]) -> 
 def divergence(config: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]], round: int, what: str) -> RunWarning:
     """The warning of a run that could not go on."""
     first = _first_above_chance(config, rounds)
-    so_far = "" if first else "; it had not been above chance before" if rounds else ""
+    so_far = "" if first else "; accuracy had not been above chance before" if rounds else ""
     return {
         "kind": "diverged",
         "round": round,
@@ -87,9 +87,9 @@ def _exploded(config: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]) ->
     if number is None or last is None or last < max(finite[0] if finite else 0.0, _BELOW_GUESSING * guessing):
         return None
     loss = losses[number]
-    became = f"rose to {loss:.3g}" if loss is not None and math.isfinite(loss) else "was no longer finite"
+    became = f"rose to {loss:.3g}" if loss is not None and math.isfinite(loss) else "became non-finite"
     since = _at_chance_since(config, rounds)
-    then = f", and accuracy is at chance since round {since}" if since is not None else ""
+    then = f", and accuracy has been at chance since round {since}" if since is not None else ""
     return {
         "kind": "loss_exploded",
         "round": number,
@@ -99,7 +99,7 @@ def _exploded(config: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]) ->
 
 
 def _first(losses: Sequence[float]) -> str:
-    return f"{losses[0]:.3g}" if losses else "not finite either"
+    return f"{losses[0]:.3g}" if losses else "also not finite"
 
 
 def _whole_run_at_chance(config: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]) -> RunWarning | None:
@@ -147,7 +147,7 @@ def _sites_at_chance(config: Mapping[str, Any], rounds: Sequence[Mapping[str, An
         "kind": "site_at_chance",
         "round": scored[0][0],
         "text": f"{_name(config)} is no better than chance on {named}{more}.",
-        "advice": "Look at the labels and the images there, train for more rounds, or try a method with local parts "
+        "advice": "Check the labels and images there, train for more rounds, or try a method with local parts "
         "such as fedbn.",
     }
 
@@ -163,8 +163,8 @@ def _clients_lost(config: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]
     return {
         "kind": "clients_lost",
         "round": lost[0][0],
-        "text": f"{_name(config)} went on without {named} in {times} of {len(rounds)} rounds, from round {lost[0][0]} "
-        "on: their weights were not finite.",
+        "text": f"{_name(config)} continued without {named} in {times} of {len(rounds)} rounds, from round "
+        f"{lost[0][0]} on: their weights were not finite.",
         "advice": _lower_rate(config),
     }
 
@@ -177,7 +177,7 @@ def _lower_rate(config: Mapping[str, Any]) -> str:
 def _nothing_learned(config: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]) -> str:
     """A loss above that of guessing tells of large steps, one that has hardly moved of too small or too few ones."""
     if (config.get("guard") or {}).get("noise"):
-        return "The noise of --guard may drown what clients learn: try less of it, more clients, or more rounds."
+        return "The noise of --guard may drown out what clients learn: try less noise, more clients or more rounds."
     guessing = math.log(len(config["data"]["classes"]))
     last = next((loss for line in reversed(rounds) if (loss := _loss(line)) is not None), None)
     if last is not None and last > 1.01 * guessing:

@@ -96,9 +96,9 @@ def _choose_weights(options: Options, names: Sequence[str]) -> str:
     lacking = [name for name in names if name not in PRETRAINED]
     weights = options.weights or ("none" if lacking else "imagenet")
     if weights == "imagenet" and lacking:
-        raise UserError(f"--weights imagenet: {lacking[0]} has none here; take {', '.join(PRETRAINED)}, or give a file")
+        raise UserError(f"--weights imagenet: {lacking[0]} has none; use {', '.join(PRETRAINED)}, or give a file")
     if weights not in NAMED_STARTS and len(names) > 1:
-        raise UserError("--weights fits one architecture; leave it out, or give one --model")
+        raise UserError("--weights fits only one architecture; omit it, or give one --model")
     return weights
 
 
@@ -108,7 +108,7 @@ def _choose_views(options: Options, pretrained: bool, train: str) -> int:
     # A head alone was measured to gain nothing from them.
     views = options.views or (_DEFAULT_VIEWS if pretrained and frozen and train != "head" and not augmented else 1)
     if views > 1 and not frozen:
-        raise UserError("--views needs a frozen part, whose output is kept for each view; give --train head or last")
+        raise UserError("--views needs a frozen part, whose output is cached for each view; use --train head or last")
     return views
 
 
@@ -126,16 +126,16 @@ def _reason(options: Options, network: Network, side: int, trains_backbone: bool
         return ""
     if name == SMALL_NETWORK:
         return (
-            f"images of {side} pixels (--image-size): {name}, as for everything below {PHOTOGRAPH} pixels; from there "
-            f"on, and with --model {PRETRAINED_NETWORK}, it is a network with ImageNet weights"
+            f"images of {side} pixels (--image-size): {name}, as for all images below {PHOTOGRAPH} pixels; larger "
+            f"images, or --model {PRETRAINED_NETWORK}, get a network with ImageNet weights"
         )
     start = {"imagenet": "with ImageNet weights", "none": "from scratch"}.get(network.weights, "with the weights given")
     size = "" if network.image_size is None else f" at {network.image_size} pixels"
     chosen = f"images of {side} pixels: {name} {start}{size}"
     if not trains_backbone:
-        return f"{chosen}, frozen but for what {options.method} adds to it; --model names another network"
+        return f"{chosen}, frozen except for what {options.method} adds to it; --model selects another network"
     other = "" if network.train == "all" else ", --train all trains all of it"
-    return f"{chosen}, of which --train {network.train} is trained; --model names another network{other}"
+    return f"{chosen}, with --train {network.train}; --model selects another network{other}"
 
 
 def fitted(dataset: Dataset, network: Network, keeps_normalisation: bool) -> Dataset:

@@ -199,7 +199,7 @@ class OpenRun:
             self._refuse_without_snapshot(done)
             self.done, self._place = done, self.run.folder.snapshot(done)
         elif model_of not in MODELS_OF:
-            raise unknown_name("round to take models of", model_of, MODELS_OF)
+            raise unknown_name("round whose models to use", model_of, MODELS_OF)
         else:
             self.run.refuse_unfinished()
         if model_of == BEST:
@@ -357,7 +357,7 @@ class OpenRun:
         best = BestRound.read(self.run.path)
         if best is None:
             raise UserError(
-                f"{self.run.path} has kept no best round; run with --validation 0.1 to have clients judge the rounds"
+                f"{self.run.path} has no best round; run with --validation 0.1 to let clients judge the rounds"
             )
         return best.round
 

@@ -35,40 +35,51 @@ class Options(BaseModel):
 
     method: str = Field("i2pfl", description="a method's name, or file.py:Class")
     data: str = Field("digits", description="a data set's name, a folder of DOMAIN.npz or class folders, or a manifest")
-    data_root: str | None = Field(None, description="where data sets lie by name (or PROTOFED_DATA)")
+    data_root: str | None = Field(None, description=("the folder that contains data sets by name (or PROTOFED_DATA)"))
     domains: str | None = Field(None, description="use only these domains, for example mnist,usps")
     labels: str | None = Field(
         None, description='regroup classes: "0=healthy,1-4=diseased", or a csv file with the columns label and class'
     )
     test_share: Annotated[float, Field(gt=0, lt=1)] | None = Field(
-        None, description="what sites without test images keep to test on, by patient where known (default: 0.2)"
+        None,
+        description=(
+            "fraction that sites without test images hold out for testing, by patient if known (default: 0.2)"
+        ),
     )
     group_by: str | None = Field(
-        None, description="images that stay on one side: folder | none | a regular expression for file names"
+        None, description=("which images stay together in a split: folder | none | a regular expression for file names")
     )
-    pages: str | None = Field(None, description="of files with several: all | first | 1,3-5 (default: all)")
+    pages: str | None = Field(None, description="for files with several pages: all | first | 1,3-5 (default: all)")
     protocol: str | None = Field(
         None,
         description="domains | equal=N | one-per-domain | leave-out=DOMAIN | dirichlet=0.3,clients=10 | iid=5 | "
         "shards=2,clients=10",
     )
-    clients: str | None = Field(None, description="clients of each domain, for example mnist=6,usps=4")
-    fraction: str | None = Field(None, description="part of its domain a client holds: X, or mnist=.1,usps=.01")
-    samples_per_client: str | None = Field(None, description="samples a client holds: N, or mnist=600,usps=72")
-    balanced: bool = Field(False, description="draw every class equally often in training")
-    image_size: WholeNumber | None = Field(None, description="bring all images to this side length")
+    clients: str | None = Field(None, description="clients per domain, for example mnist=6,usps=4")
+    fraction: str | None = Field(
+        None, description=("fraction of its domain that a client holds: X, or mnist=.1,usps=.01")
+    )
+    samples_per_client: str | None = Field(
+        None, description=("number of samples that a client holds: N, or mnist=600,usps=72")
+    )
+    balanced: bool = Field(False, description="sample every class equally often in training")
+    image_size: WholeNumber | None = Field(None, description="resize all images to this side length")
     model: str | None = Field(
         None,
-        description="the network, or several for clients to have in turn: lenet5,cnn; default: what fits the images",
+        description=(
+            "the network, or several that clients take in turn: lenet5,cnn; default: one that fits the images"
+        ),
     )
     weights: str | None = Field(
         None,
-        description="imagenet | none | a file (.safetensors or .pth) to start from; default: imagenet where it exists",
+        description=("imagenet | none | a file (.safetensors or .pth) to start from; default: imagenet if available"),
     )
     train: str | None = Field(
-        None, description=" | ".join(TRAIN) + ": what is trained; the rest is frozen, computed once and never sent"
+        None, description=" | ".join(TRAIN) + ": what to train; the rest is frozen, computed once and never sent"
     )
-    views: WholeNumber | None = Field(None, description="augmented looks of each image that frozen parts compute once")
+    views: WholeNumber | None = Field(
+        None, description=("number of augmented views per image that frozen parts compute once")
+    )
     head: Literal["random", "closed-form"] = Field(
         "random", description="closed-form: the head starts from the clients' class means, sent once before round 1"
     )
@@ -77,11 +88,15 @@ class Options(BaseModel):
     plan: str | None = Field(
         None, description="local epochs of each round, for example 30,60,60; replaces the two above"
     )
-    ensemble: bool = Field(False, description="do not average the last exchange: the clients' models predict together")
+    ensemble: bool = Field(
+        False, description=("do not average the last exchange: the clients' models predict as an ensemble")
+    )
     batch: WholeNumber = Field(32, description="batch size")
-    participation: float = Field(1.0, gt=0, le=1, description="part of the clients that train in a round")
-    optimizer: Literal["sgd", "adam"] = Field("sgd", description="local optimiser, unless the method wants another")
-    lr: float = Field(0.01, gt=0, description="local learning rate, unless the method wants another")
+    participation: float = Field(1.0, gt=0, le=1, description="fraction of the clients that train in a round")
+    optimizer: Literal["sgd", "adam"] = Field(
+        "sgd", description=("local optimiser, unless the method has its own default")
+    )
+    lr: float = Field(0.01, gt=0, description="local learning rate, unless the method has its own default")
     momentum: float = Field(0.9, ge=0, lt=1, description="momentum of sgd")
     weight_decay: float = Field(1e-5, ge=0, description="weight decay")
     schedule: str = Field(
@@ -89,48 +104,56 @@ class Options(BaseModel):
         description="learning rate over the rounds: none | cosine | cosine=N, which would reach 0 after N rounds",
     )
     stop_when_flat: WholeNumber | None = Field(
-        None, description="stop when validation accuracy, else training loss, has not become better for N rounds"
+        None,
+        description=(
+            "stop when validation accuracy (or, without validation, training loss) has not improved for N rounds"
+        ),
     )
     validation: float | None = Field(
         None,
         ge=0,
         lt=1,
-        description="part of each client's training images it keeps to judge rounds by; the best round is kept",
+        description=(
+            "fraction of its training images that each client holds out to judge rounds; the best round is kept"
+        ),
     )
     preset: str | None = Field(None, description="a named set of the method's hyper-parameters")
     set: dict[str, str] = Field(
         default_factory=dict, description="KEY=VALUE, a hyper-parameter of the method, or model.KEY, or data.KEY"
     )
     guard: str | None = Field(
-        None, description="bound and noise what is uploaded, for example clip=1.0,noise=0.5 (see docs/guards.md)"
+        None, description="clip and noise uploads, for example clip=1.0,noise=0.5 (see docs/guards.md)"
     )
     robust: str | None = Field(
         None, description="median | trimmed=0.2 | norm-bound=1: instead of the mean over clients"
     )
     max_share: float | None = Field(
-        None, gt=0, lt=1, description="most that one client may count in a mean over clients, for example 0.3"
+        None, gt=0, lt=1, description="maximum weight of one client in a mean over clients, for example 0.3"
     )
     engine: str = Field("auto", description=" | ".join(ENGINES))
-    workers: WholeNumber | None = Field(None, description="processes of the workers engine")
+    workers: WholeNumber | None = Field(None, description="number of processes of the workers engine")
     device: str = Field("cpu", description="cpu | cuda")
     dtype: Literal["float32", "float64"] = Field("float32", description="precision")
     autocast: bool = Field(False, description="compute losses and predictions in bfloat16 where that is safe")
-    layout: str = Field("auto", description=" | ".join(LAYOUTS) + ": how kernels lie in memory")
+    layout: str = Field("auto", description=" | ".join(LAYOUTS) + ": memory layout of the kernels")
     frozen: str = Field(
-        "auto", description=" | ".join(FROZEN) + ": whether what is not trained is computed once for each sample"
+        "auto", description=" | ".join(FROZEN) + ": whether untrained parts are computed once per sample"
     )
     metric: str = Field(
-        ACCURACY, description=" | ".join(CHOICES) + ": what validation, comparisons and headlines go by"
+        ACCURACY, description=" | ".join(CHOICES) + ": the metric for validation, comparisons and headlines"
     )
-    seed: int = Field(0, description="the seed of everything random")
+    seed: int = Field(0, description="the seed of all random numbers")
     evaluate_every: WholeNumber = Field(1, description="evaluate after every N rounds, and after the last")
-    evaluate_local: bool = Field(False, description="also score clients' models as local training left them")
+    evaluate_local: bool = Field(False, description="also score clients' models right after local training")
     keep_messages: bool = Field(False, description="keep every upload as it was sent, for protofed audit")
     snapshot_rounds: str | None = Field(
-        None, description="keep everybody's state after these rounds, for example 0,5,20; 0: before the first"
+        None,
+        description=(
+            "keep the state of server and clients after these rounds, for example 0,5,20; 0: before the first"
+        ),
     )
     project: bool = Field(
-        False, description="in the end clients move their part prototypes onto their own images (nothing is sent)"
+        False, description=("at the end, clients move their part prototypes onto their own images (nothing is sent)")
     )
     plugin: list[str] = Field(default_factory=list, description="a Python file that registers methods, models or data")
 
@@ -157,7 +180,7 @@ class Options(BaseModel):
     @classmethod
     def _known_schedule(cls, value: str) -> str:
         if not re.fullmatch(r"none|cosine(=[1-9]\d*)?", value):
-            raise ValueError("it is none, cosine, or cosine=N, for example cosine=200")
+            raise ValueError("use none, cosine, or cosine=N, for example cosine=200")
         return value
 
     @field_validator(

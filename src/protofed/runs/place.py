@@ -39,8 +39,8 @@ def data_here(config: Mapping[str, Any], data_root: str | Path | None = None) ->
         if path.exists():
             return {"data": str(path), "data_root": None}
     raise UserError(
-        f"the images of this run were at {was}, where there is nothing now; say where they are with `protofed data "
-        f"relocate RUN NEW`, or give a folder that has {was.name} as --data-root"
+        f"the images of this run were at {was}, but nothing is there now; record their new place with `protofed "
+        f"data relocate RUN NEW`, or give the folder that contains {was.name} as --data-root"
     )
 
 
@@ -51,8 +51,8 @@ def refuse_other_images(dataset: Dataset, config: Mapping[str, Any]) -> None:
         return
     where = dataset.place.path or dataset.name
     raise UserError(
-        f"{where} does not hold the images of this run: files, labels or names differ from those it was begun with; "
-        "say where those are with `protofed data relocate RUN NEW`"
+        f"{where} does not hold the images of this run: files, labels or names differ from the original ones; "
+        "record the right place with `protofed data relocate RUN NEW`"
     )
 
 
@@ -62,9 +62,7 @@ def relocate(run: str | Path, new: str | Path) -> Path:
     config = folder.read_json("run.json")
     place = config["data"].get("place")
     if place is None or place["path"] is None:
-        raise UserError(
-            f"the data of {run} was read by name ({config['options']['data']}), not from a folder of its own"
-        )
+        raise UserError(f"the data of {run} was read by name ({config['options']['data']}), not from its own folder")
     path = Path(new).expanduser().resolve()
     options = make_options(config["options"])
     refuse_other_images(load(str(path), image_size=options.image_size, reading=options.reading()), config)

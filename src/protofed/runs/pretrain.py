@@ -29,7 +29,7 @@ def pretrain(
     target = Path(out)
     if target.suffix != ".safetensors":
         raise UserError(
-            f"{target} is not a .safetensors file; give for example --out {target.stem or 'weights'}.safetensors"
+            f"{target} is not a .safetensors file; use for example --out {target.stem or 'weights'}.safetensors"
         )
     if target.exists():
         raise UserError(f"{target} exists already; remove it or give another --out")

@@ -83,7 +83,7 @@ def run(
                 refuse_extension(Run(folder.path), assembly)
                 extend(folder, assembly)
             elif resume and Run(folder.path).complete:
-                log.warning("the run in %s has ended already; --resume --rounds N gives it more rounds", folder.path)
+                log.warning("the run in %s is already complete; --resume --rounds N adds rounds", folder.path)
                 return Run(folder.path)
             recipe = ClientSideRecipe.of(assembly)
             engine = make_engine(assembly.engine, assembly.prepared, recipe)
@@ -136,7 +136,7 @@ def carry_out(
             write_description(assembly, federation, folder)
         tell(callbacks, "run_start", result, federation.rounds_done)
         if engine.scattered:
-            log.warning("what is predicted for single images stays at the sites: this run is judged by accuracy alone")
+            log.warning("predictions for single images stay at the sites: this run can only be judged by accuracy")
         diverged = _run_rounds(federation, rounds, lambda record: tell(callbacks, "round_end", result, record))
         projection = federation.project() if options.project and diverged is None else None
     finally:

@@ -81,7 +81,7 @@ class Tracker(ABC):
         try:
             act()
         except Exception as problem:
-            log.warning("%s: %s; the run goes on without it", self.name, " ".join(str(problem).split())[:200])
+            log.warning("%s: %s; the run continues without it", self.name, " ".join(str(problem).split())[:200])
             self._open.pop(run.path, None)
 
 

@@ -37,8 +37,9 @@ def _shared_noise(prepared: Prepared) -> list[str]:
     ledger = prepared.privacy_ledger()
     fewer = replace(ledger, arrived={0: guard.among - 1}).after([(0, ledger.sizes)])
     return [
-        f"each of {guard.among} clients adds 1/{guard.among} of the noise's variance, so epsilon {guard.epsilon:g} "
-        f"holds for their sum only: if one drops out it is {fewer['epsilon']:.3g}, and those who collude know theirs"
+        f"each of {guard.among} clients adds 1/{guard.among} of the noise's variance, so epsilon "
+        f"{guard.epsilon:g} holds for their sum only: if one drops out it is {fewer['epsilon']:.3g}, and clients "
+        "that collude know their own noise"
     ]
 
 
@@ -47,9 +48,9 @@ def _own_plan(options: Options, context: RunContext) -> list[str]:
     if context.plan.epochs == options.training_plan().epochs:
         return []
     if context.plan.epochs == (0,):
-        return [f"{options.method} ends after one exchange, in which nothing is trained"]
+        return [f"{options.method} ends after one exchange, without training"]
     epochs = ",".join(map(str, context.plan.epochs))
-    return [f"{options.method} follows a plan of its own: {context.plan.rounds} rounds of {epochs} local epochs"]
+    return [f"{options.method} follows its own plan: {context.plan.rounds} rounds of {epochs} local epochs"]
 
 
 def _unguarded_start(options: Options, context: RunContext) -> list[str]:
@@ -71,14 +72,14 @@ def _random_parts(options: Options, network: Network, context: RunContext) -> li
     frozen = {name for name, _ in context.model.named_parameters()} - trained | frozen_tensors(context.model).keys()
     if network.weights != "none" or not frozen:
         return []
-    return [f"{options.method} trains only a part of the model and the rest is random; give --weights for a backbone"]
+    return [f"{options.method} trains only part of the model, and the rest is random; use --weights for a backbone"]
 
 
 def _own_rule(options: Options, method: Method) -> list[str]:
     """A warning where the method does not follow --train."""
     if options.train is None or method.trains_backbone:
         return []
-    return [f"{options.method} trains what its paper says, whatever --train says"]
+    return [f"{options.method} trains what its paper prescribes, regardless of --train"]
 
 
 def _unused_validation(options: Options, context: RunContext) -> list[str]:
@@ -87,8 +88,8 @@ def _unused_validation(options: Options, context: RunContext) -> list[str]:
     if context.validation or not kept:
         return []
     return [
-        f"{kept} images that sites keep to validate on are not used: {options.method} wants none; "
-        "--set data.validation=0.1 validates on them"
+        f"{kept} validation images of the sites are not used: {options.method} needs none; --set "
+        "data.validation=0.1 uses them"
     ]
 
 
@@ -102,8 +103,8 @@ def _beyond_robust(options: Options, templates: Templates) -> list[str]:
     if options.robust is None or not single:
         return []
     return [
-        f"robust={options.robust} replaces means; {', '.join(single)} of {options.method} is used client by client, "
-        "so a hostile client's is used as it is"
+        f"robust={options.robust} replaces means; {', '.join(single)} of {options.method} is used client by "
+        "client, so that of a hostile client is used unchanged"
     ]
 
 
@@ -111,4 +112,4 @@ def _beyond_guard(context: RunContext) -> list[str]:
     """A warning where figures of validation images leave a client that promises something for its training images."""
     if not (context.validation and context.guard.promises):
         return []
-    return ["validation scores carry no noise: what --guard promises does not hold for images kept to validate on"]
+    return ["validation scores carry no noise: the guarantee of --guard does not cover validation images"]

@@ -55,7 +55,7 @@ def compare(
     variants = _variant_options(methods, options)
     baseline = _baseline(baseline, list(variants))
     if target is not None and not 0 < target <= 1:
-        raise UserError(f"target={target} is not valid: it is an accuracy, for example 0.8")
+        raise UserError(f"target={target} is not valid: give an accuracy, for example 0.8")
     paper_figures = _paper_figures(paper or {}, paper_view)
     folder = Path(out)
     conditions: ComparisonConditions = {
@@ -125,7 +125,7 @@ def _variant_options(methods: Methods, options: Mapping[str, Any]) -> dict[str, 
     """The options of each method's runs; a setting or preset that no method takes is a mistake."""
     for name in ("method", "seed"):
         if name in options:
-            raise UserError(f"compare takes no {name}; give methods and seeds")
+            raise UserError(f"compare has no option {name}; give methods and seeds")
     common = make_options(options)
     for plugin in common.plugin:
         load_plugin(plugin)
@@ -180,7 +180,7 @@ def _refuse_unused_settings(settings: Mapping[str, str], known: Mapping[str, set
             continue
         owner = _owner(key, known)
         if owner is None and "." in key:
-            raise UserError(f"--set {key}: {key.rpartition('.')[0]!r} is not among the methods that are compared")
+            raise UserError(f"--set {key}: {key.rpartition('.')[0]!r} is not among the compared methods")
         accepted = set[str]().union(*known.values()) if owner is None else known[owner]
         if (key if owner is None else key.removeprefix(f"{owner}.")) not in accepted:
             raise UserError(f"--set {key}: none of the methods has such a hyper-parameter")

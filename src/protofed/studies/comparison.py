@@ -130,7 +130,7 @@ class Comparison:
             for name, scores in self._views_of_methods(view).items()
         ]
         columns = ["method", "rounds to target", "bytes to target", "convergence round", "fluctuation"]
-        return Table(f"On the way, {view} view, {self.target(view)}", columns, rows)
+        return Table(f"Cost of reaching the target, {view} view, {self.target(view)}", columns, rows)
 
     def target(self, view: View) -> str:
         """Up to where rounds and bytes are counted."""
@@ -160,19 +160,19 @@ class Comparison:
         blocks = [
             "# Comparison",
             f"Seeds {seeds}; accuracy in %: mean of the last 5 evaluated rounds, averaged over seeds. `vs "
-            f"{content['baseline']}` is the mean difference over the same seeds, p that of a paired t-test, corrected "
-            "by Holm's method for the number of methods in the table. `chance` is what always saying a test set's most "
-            "frequent class would reach.",
+            f"{content['baseline']}` is the mean difference over the same seeds, and p the p-value of a paired "
+            "t-test, with Holm's correction for the number of methods in the table. `chance` is the accuracy of "
+            "always predicting a test set's most frequent class.",
         ]
         if content["missing"]:
             blocks += ["**Not complete.** Missing:", "\n".join(f"- {line}" for line in self.missing())]
         if warned := self.warnings():
-            blocks += ["**Runs that did not go well.**", "\n".join(f"- {line}" for line in warned)]
+            blocks += ["**Runs with problems.**", "\n".join(f"- {line}" for line in warned)]
         for view in self.views():
             table = self.accuracy_table(view)
             if table.rows:
                 blocks += [f"## {view.capitalize()} view", table.markdown()]
-                blocks += [f"On the way, {self.target(view)}:", self.convergence(view).markdown()]
+                blocks += [f"Cost of reaching the target, {self.target(view)}:", self.convergence(view).markdown()]
             by_metric = self.by_metric(view)
             if by_metric.rows:
                 blocks += [f"{by_metric.title}:", by_metric.markdown()]

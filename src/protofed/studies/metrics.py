@@ -139,7 +139,9 @@ def _remembered(predicted: PredictedSet, metrics: Sequence[Metric], resamples: i
 
 def metric_table(methods: Mapping[str, MetricOverSeeds], metric: Metric, view: str, baseline: str) -> Table:
     """One row for each method, with intervals over images and both tests against the baseline."""
-    title = f"{metric.heading} (%) of the final models, {view} view, 95 % intervals over images; p by Holm's method"
+    title = (
+        f"{metric.heading} (%) of the final models, {view} view, 95 % intervals over images; p with Holm's correction"
+    )
     if not methods:
         return Table(title, [], [])
     parts = list(next(iter(methods.values()))["parts"])

@@ -180,9 +180,9 @@ def _parse_axes(over: Mapping[str, Any] | Sequence[str], base: Options, given: M
     keys = [axis.key for axis in axes]
     for key in keys:
         if keys.count(key) > 1:
-            raise UserError(f"--over {key} is given more than once; put all its values into one")
+            raise UserError(f"--over {key} is given more than once; put all its values into one option")
         if key in _EVALUATION_SETTINGS:
-            raise UserError(f"--over {key}: trials must be judged by the same images; fix it with --set")
+            raise UserError(f"--over {key}: all trials must be judged on the same images; fix it with --set")
         if not key.startswith(("model.", "data.")) and key not in (*known, *_SWEPT_OPTIONS):
             raise unknown_name(
                 f"hyper-parameter of {base.method} or option of training", key, [*known, *_SWEPT_OPTIONS]
@@ -201,7 +201,7 @@ def _parse_axis(text: str) -> Axis:
         return _parse_range(text, key, *match.groups())
     choices = [value.strip() for value in values.split(";" if ";" in values else ",")]
     if not all(choices):
-        raise UserError(f"--over {text}: there is an empty value")
+        raise UserError(f"--over {text}: one value is empty")
     return _CategoricalAxis(key, tuple(dict.fromkeys(choices)))
 
 
@@ -211,13 +211,15 @@ def _parse_range(text: str, key: str, first: str, last: str, flags: str) -> _Ran
     try:
         low, high = float(first), float(last)
     except ValueError:
-        raise UserError(f"--over {text}: a range is LOW..HIGH, two numbers, and then :log or :int") from None
+        raise UserError(
+            f"--over {text}: a range is LOW..HIGH, two numbers, optionally followed by :log or :int"
+        ) from None
     if not (low < high and math.isfinite(low) and math.isfinite(high)) or (log and low <= 0):
         raise UserError(
-            f"--over {text}: a range goes from a number to a larger one" + (", both above 0" if log else "")
+            f"--over {text}: the second number must be larger than the first" + (", both above 0" if log else "")
         )
     if integer and not (low.is_integer() and high.is_integer()):
-        raise UserError(f"--over {text}: with :int both ends are whole numbers")
+        raise UserError(f"--over {text}: with :int both ends must be whole numbers")
     return _RangeAxis(key, low, high, log, integer)
 
 
@@ -281,7 +283,7 @@ def _score(run: Run, score: Score) -> float:
     """The metric on validation data. Nothing else of a trial is looked at."""
     values: list[float] = [record["validation"] for record in run.rounds if record["validation"] is not None]
     if not values:
-        raise UserError(f"the clients of {run.path.name} have too few images to keep any for validation")
+        raise UserError(f"the clients of {run.path.name} have too few images to hold any out for validation")
     return max(values) if score == "best" else mean(values[-_LAST_ROUNDS:])
 
 

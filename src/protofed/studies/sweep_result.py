@@ -96,7 +96,7 @@ class Sweep:
         blocks = [
             f"# Sweep of {content['method']}",
             f"{self._metric.heading} in % on {100 * float(content['validation']):.0f} % of each client's training "
-            f"images, which are kept from training; {how}; seeds {', '.join(map(str, content['seeds']))}.",
+            f"images, held out from training; {how}; seeds {', '.join(map(str, content['seeds']))}.",
             self.table().markdown(),
         ]
         if content["missing"]:

@@ -47,7 +47,7 @@ def communication(
         printed = [_paper_figure(row, dataset, preset.columns.index(column)) for column in ("GB", "accuracy")]
         return [row.title, rounds, round(counted, 3), round(exact, 3), *printed]
 
-    columns = ["method", "rounds", "GB as counted there", "GB exactly", "paper", "paper's accuracy in %"]
+    columns = ["method", "rounds", "GB as the paper counts", "GB exactly", "paper", "paper's accuracy in %"]
     return {"columns": columns, "rows": [cells(row) for row in rows]}
 
 

@@ -57,5 +57,5 @@ def _embeddings_audit(content: Mapping[str, Any]) -> dict[str, Any]:
     by_source = {entry["source"]: entry for entry in content["reconstruction"]}
     entry = by_source.get("sent") or by_source.get("computed")
     if entry is None:
-        raise UserError("the audit of a table of leakage found no embeddings; its methods must send them")
+        raise UserError("the audit for a leakage table found no embeddings; the table's methods must send them")
     return {"mean": entry["mean"], "label": content["extractor"]["label"]}

@@ -47,7 +47,7 @@ def reproduce(
     blocks: dict[str, TrainedBlock | ComputedBlock]
     if preset.trains:
         if out is None:
-            raise UserError(f"{name} trains, so it needs --out, the folder of its runs; --dry-run says what it takes")
+            raise UserError(f"{name} trains, so it needs --out, the folder of its runs; --dry-run estimates the cost")
         run_seeds = list(dict.fromkeys(seeds if seeds is not None else preset.seeds[at]))
         table = TrainedTable(preset, at, rows, split_names(columns), run_seeds, overrides, shard, list(callbacks))
         blocks = {dataset: table.block(dataset, Path(runs or out) / dataset, Path(out)) for dataset in selected}
@@ -108,7 +108,7 @@ def parse_scale(name: str) -> Scale:
     for scale in SCALES:
         if scale == name:
             return scale
-    raise UserError(f"scale={name} is not valid; it is {' or '.join(SCALES)}")
+    raise UserError(f"scale={name} is not valid; use {' or '.join(SCALES)}")
 
 
 def checked_overrides(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -51,7 +51,7 @@ class Reproduction:
             for name, ours in shown.items()
         ]
         measure = "average" if self.preset.has_conditions else self.preset.value.replace("_", " ")
-        heading = f"{title}, {view} view: accuracy in %, in brackets the paper's"
+        heading = f"{title}, {view} view: accuracy in %, the paper's in brackets"
         return Table(heading, ["method", *columns, measure, "std", f"p vs {self.content['baseline']} (Holm)"], rows)
 
     def markdown(self) -> str:
@@ -98,7 +98,7 @@ def _leakage_table(title: str, methods: Mapping[str, ReproducedMethod]) -> Table
         for name, leaked in shown.items()
     ]
     label = next(iter(shown.values()))["label"] if shown else "FID"
-    heading = f"{title}: images rebuilt from what was sent, in brackets the paper's"
+    heading = f"{title}: images reconstructed from what was sent, the paper's figures in brackets"
     return Table(heading, ["features", *(column.replace("FID", label) for column in columns)], rows)
 
 

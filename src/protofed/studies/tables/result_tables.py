@@ -78,7 +78,7 @@ class ResultTables:
             paper = (about["paper"] or {}).get("leakage", {})
             if runs:
                 rows.append([title, *(_leaked([run[column] for run in runs], paper.get(column)) for column in columns)])
-        return Table("Images rebuilt from what was sent", ["features", *columns], rows)
+        return Table("Images reconstructed from what was sent", ["features", *columns], rows)
 
     def cells(self, metric: Metric, view: View) -> dict[str, dict[int, Cells]]:
         """Every row that has the view, for the seeds that are complete under every condition."""

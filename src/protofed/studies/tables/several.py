@@ -113,7 +113,7 @@ def write_page(results: Path, path: Path, left_out: Sequence[str], failures: Seq
         shown = [tables.table("accuracy", view) for view in tables.views()]
         shown += [*(tables.table("auc", view) for view in tables.views("auc")), tables.leakage(), tables.costs()]
         body += [plain_table(table.title, table.columns, table.rows) for table in shown if table.rows]
-    for heading, lines in (("Without a result", failures), ("Not at hand", left_out)):
+    for heading, lines in (("Without a result", failures), ("Not available", left_out)):
         if lines:
             body += [tag("h2", heading), tag("ul", *(tag("li", line) for line in lines))]
     write_atomically(path, document("Tables of the papers", tag("main", *body)).encode())
