@@ -118,7 +118,7 @@ def test_extractors_are_named(tmp_path):
 def test_verdicts_on_features(share, rms, word):
     figures = {"below_risk_line": share, "class_mean_below_risk_line": 0.0, "rms": rms, "class_mean_rms": 0.25}
     assert of_features("layer1", figures, True).startswith(word)
-    assert "did not travel" in of_features("layer1", figures, False)
+    assert "were not sent" in of_features("layer1", figures, False)
 
 
 def test_verdict_and_reason_agree():
@@ -143,7 +143,7 @@ def test_verdicts_on_prototypes_and_members():
     assert of_prototypes("P", figures).startswith("Nothing found")
     assert "single sample" in of_prototypes("P", figures)
     assert "chance" in of_membership("weights", Auc(0.52, 0.02, 9, 9))
-    assert "strongly" in of_membership("weights", Auc(0.9, 0.02, 9, 9))
+    assert "strong leakage" in of_membership("weights", Auc(0.9, 0.02, 9, 9))
 
 
 def test_messages_are_kept_as_they_were_sent_and_change_nothing(tiny_run, same_results):
@@ -168,10 +168,10 @@ def test_audit_of_fedmp(tiny_run, tmp_path, capsys):
     assert [entry["by"] for entry in content["membership"]] == ["features U", "weights"]
     # Embeddings of a clean pass are exactly those of the members, so nobody else is as near.
     assert content["membership"][0]["mean"]["auc"] > 0.95
-    assert content["model"] == "the model as it was sent"
+    assert content["model"] == "the model that was sent"
     for item in content["items"]:
         assert (run.path / "audit" / item["image"]).read_bytes().startswith(b"\x89PNG")
-    assert "inverting updates into images was not tried" in content["verdicts"][-1]
+    assert "did not try to invert updates into images" in content["verdicts"][-1]
     assert content["title"] in (run.path / "audit" / "audit.md").read_text()
 
     assert main(["audit", str(run.path), "--steps", "20", "--clients", "a-0,c-0", "--stages", "layer1", "--json",
@@ -272,7 +272,7 @@ def test_no_training_image_is_on_a_page_unless_it_is_asked_for(tiny_run):
     audit(run.path, steps=5, clients="a-0", with_training_images=True)
     shown = (run.path / "audit" / "index.html").read_text()
     assert all(base64.b64encode(png).decode() in shown for png in pictures)
-    assert "Send it to nobody" in shown
+    assert "Send it only to people who may see them" in shown
     assert told == ["attacking a-0 (1 of 1)"]
 
 

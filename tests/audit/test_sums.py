@@ -25,7 +25,7 @@ def test_class_sums_are_attacked(method: str, settings: dict[str, Any], tiny_run
     content = audit(run.path, steps=10)
     assert [entry["by"] for entry in content["membership"]] == [
         "prototypes sums",
-        "class sums sums against a reference",
+        "class sums sums compared with a reference",
     ]
     assert [entry["field"] for entry in content["prototypes"]] == ["sums"]
     assert content["not_attacked"] == {}

@@ -333,16 +333,16 @@ def test_a_policy_asks_for_more_sites_to_hide_among(five: Federation) -> None:
     five.between("e", lambda envelope, answer: None if stage_in(envelope) is not None else answer(envelope))
     run = five.run("fedavg", guard=SECURE, rounds=1)
     reasons = {event["client"]: event["reason"] for event in run.rounds[0]["events"]}
-    assert reasons["a-0"] == "server: a secure sum of 4 sites hides too little; it takes 5"
+    assert reasons["a-0"] == "server: a secure sum of 4 sites hides too little; it needs 5"
     assert reasons.keys() == {"a-0", "e-0"}
 
 
 @pytest.mark.parametrize(
     ("method", "options", "reason"),
     [
-        ("i2pfl", {}, "needs .* of every client by itself"),
+        ("i2pfl", {}, "needs .* of every client separately"),
         ("fedavg", {"robust": "median"}, "which secure aggregation hides"),
-        ("fedavg", {"guard": "secure=on,quantise=8"}, "quantises by itself"),
+        ("fedavg", {"guard": "secure=on,quantise=8"}, "already quantises"),
     ],
 )
 def test_what_cannot_be_masked_is_refused(five: Federation, method: str, options: Any, reason: str) -> None:

@@ -149,7 +149,7 @@ def test_the_server_is_asked_where_sites_have_nothing_of_their_own(
             assert picture.width > 600
         for each in image["clients"][0]["prototypes"]:
             assert sum(map(sum, each["map"])) + each["bias"] == pytest.approx(each["logit"], abs=1e-5)
-    assert "its sum and the bias are the logit" in (why / "index.html").read_text()
+    assert "the map and the bias add up to the logit" in (why / "index.html").read_text()
     with pytest.raises(UserError, match="--clients global"):
         explain(runs["protoridge"], domain="b", clients=["a-0"], out=why)
     trained = explain(runs["fedavg"], domain="b", count=1, out=why)

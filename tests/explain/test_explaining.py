@@ -167,7 +167,7 @@ def test_findings_say_whether_boxes_matter() -> None:
 
     assert verdict(0.3, 0.2).endswith("the box matters.")
     assert verdict(0.0, -0.1).endswith("the box hardly explains the decision.")
-    assert verdict(0.3, 0.0).endswith("the two disagree on whether the box matters.")
+    assert verdict(0.3, 0.0).endswith("the two tests disagree on whether the box matters.")
 
 
 def test_images_of_the_user(parts_run: Path, tmp_path: Path) -> None:

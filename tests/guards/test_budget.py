@@ -104,8 +104,8 @@ def test_noise_on_a_secure_sum_is_shared_and_who_drops_out_takes_its_part_along(
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("epsilon=3,noise=1", "name one of them"),
-        ("epsilon=3,clip=1,row_noise=1", "name one of them"),
+        ("epsilon=3,noise=1", "give only one of them"),
+        ("epsilon=3,clip=1,row_noise=1", "give only one of them"),
         ("epsilon=3,train=plain", "promises nothing"),
         ("epsilon=0", "epsilon=0 is not valid"),
         ("epsilon=3,among=4", "unknown setting"),

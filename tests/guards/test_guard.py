@@ -26,8 +26,8 @@ def test_what_is_promised() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("noise=1", "takes both"),
-        ("clip=1,row_noise=2", "takes both"),
+        ("noise=1", "give both"),
+        ("clip=1,row_noise=2", "give both"),
         ("clip=-1", "clip=-1 is not valid"),
         ("clip", "takes KEY=VALUE"),
         ("clap=1", "did you mean clip"),
@@ -57,8 +57,8 @@ def test_mistakes(text: str, words: str) -> None:
         ("fedmp", {"guard": "unit=client,clip=1,noise=1"}, "also sends U .Features."),
         ("fednova", {"guard": "unit=client,clip=1,noise=1"}, "also sends steps"),
         ("centralized", {"guard": "clip=1,noise=1"}, "sends nothing"),
-        ("i2pfl", {"guard": "secure=on"}, "needs P of every client.*sums only"),
-        ("fedavg", {"guard": "secure=on,quantise=8"}, "leave quantise out"),
+        ("i2pfl", {"guard": "secure=on"}, "needs P of every client.*only sums"),
+        ("fedavg", {"guard": "secure=on,quantise=8"}, "omit quantise"),
         ("fedavg", {"guard": "secure=on", "robust": "median"}, "keep one"),
         ("fedavg", {"guard": "secure=on", "participation": 0.5}, "at least 3 clients in a round, not 2"),
         ("fedavg", {"robust": "median", "participation": 0.5}, "at least 3 clients in a round, not 2"),

@@ -146,7 +146,7 @@ def test_a_list_with_an_unknown_member_is_refused() -> None:
     advert = KeyAdvert.read(SiteParty(stranger, SESSION).advertise(), "s9")
     roster = Roster.read(together.advertise(), "server")
     larger = roster.model_copy(update={"adverts": (*roster.adverts, advert)})
-    with pytest.raises(BadMessage, match="s9, whose public key this site was not given"):
+    with pytest.raises(BadMessage, match="s9, whose public key this site does not have"):
         together.sites["s0"].share(larger.to_bytes())
 
 
@@ -177,8 +177,8 @@ def test_signed_keys_of_another_sum_are_refused() -> None:
     ("change", "reason"),
     [
         (lambda adverts: adverts[:2], "2 sites hides too little"),
-        (lambda adverts: adverts[1:], "does not have this site's keys"),
-        (lambda adverts: (*adverts, adverts[-1]), "names somebody twice"),
+        (lambda adverts: adverts[1:], "lacks this site's keys"),
+        (lambda adverts: (*adverts, adverts[-1]), "names a site twice"),
         (lambda adverts: adverts[::-1], "not in order"),
     ],
 )
@@ -207,7 +207,7 @@ def test_both_secrets_of_one_site_are_refused() -> None:
     site = together.sites["s0"]
     first = site.unmask(survivors)
     without = Survivors(session=SESSION, names=("s0", "s1", "s2", "s3")).to_bytes()
-    with pytest.raises(BadMessage, match="unmask of this sum was asked for before with another content"):
+    with pytest.raises(BadMessage, match="unmask of this sum was requested before with different content"):
         site.unmask(without)
     assert site.unmask(survivors) == first  # a repeat is no second answer
     assert Reveal.read(first, "s0").mask_keys == {}
@@ -218,8 +218,8 @@ def test_both_secrets_of_one_site_are_refused() -> None:
     [
         (("s0", "s1", "s2"), "a sum of 3 sites is not unmasked"),
         (("s1", "s2", "s3", "s4"), "not on the list of survivors"),
-        (("s0", "s1", "s2", "s3", "s9"), "not one of those"),
-        (("s0", "s1", "s2", "s3", "s3"), "not one of those"),
+        (("s0", "s1", "s2", "s3", "s9"), "not a subset"),
+        (("s0", "s1", "s2", "s3", "s3"), "not a subset"),
     ],
 )
 def test_a_wrong_list_of_survivors_is_refused(names: tuple[str, ...], reason: str) -> None:
@@ -233,7 +233,7 @@ def test_too_few_shares_before_masking_are_refused() -> None:
     together = Sum(5)
     inbox = ShareInbox.read(together.share(together.advertise())["s0"], "server")
     few = dict(list(inbox.sealed.items())[:2])
-    with pytest.raises(BadMessage, match="3 of 5 sites are left, not 4"):
+    with pytest.raises(BadMessage, match="3 of 5 sites are left, but 4 are needed"):
         together.sites["s0"].mask(inbox.model_copy(update={"sealed": few}).to_bytes(), numbers_of("s0"))
 
 
@@ -258,7 +258,7 @@ def test_wrong_shares_of_one_site_are_found_out() -> None:
             wrong = {other: share[:4] + bytes(48) for other, share in reply.seeds.items()}
             reply = reply.model_copy(update={"seeds": wrong})
         together.server.take_reveal(name, reply.to_bytes())
-    with pytest.raises(TooFewSites, match="too few right shares"):
+    with pytest.raises(TooFewSites, match="too few correct shares"):
         together.server.total()
     full = Sum(5)
     survivors = full.mask(full.share(full.advertise()))

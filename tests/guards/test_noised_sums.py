@@ -180,7 +180,7 @@ def test_runs(method: str, guard: str, tiny_run) -> None:
     privacy = run.summary["privacy"]
     assert privacy["epsilon"] == pytest.approx(float(guard.split(",")[0].removeprefix("epsilon=")), rel=1e-2)
     assert run.rounds[0]["privacy"]["epsilon"] == privacy["epsilon"]
-    assert not any("class of one image" in warning for warning in run.config["warnings"])
+    assert not any("class with one image" in warning for warning in run.config["warnings"])
     assert run.summary["accuracy_final"]["global"]["average"] >= 0
 
 

@@ -161,7 +161,7 @@ def test_no_pickle_runs(tmp_path, kind):
             _batch(tmp_path / "batch")
     elif kind == "weights":
         torch.save({"w": Touch(mark)}, tmp_path / "w.pth")
-        with pytest.raises(UserError, match="code is never run"):
+        with pytest.raises(UserError, match="code is never executed"):
             read_weights(tmp_path / "w.pth")
     else:
         np.savez(

@@ -127,7 +127,7 @@ def test_code_in_a_file_is_never_run(tmp_path: Path, container: str) -> None:
         torch.save(content, path)
     else:
         path.write_bytes(pickle.dumps(content, protocol=2))
-    with pytest.raises(UserError, match="code is never run"):
+    with pytest.raises(UserError, match="code is never executed"):
         load_weights(resnet(), path)
     assert not trace.exists()
 

@@ -42,7 +42,7 @@ def test_a_comparison_says_what_its_files_say(compared: Path) -> None:
     test = content["methods"]["i2pfl"]["global"]["test"]
     assert f"{test['p_holm']:.3f}" in page
     assert "the model each client would use" in page
-    for title in ("Accuracy", "Round by round", "Could it be chance?", "Communication", "Time", "Who holds what"):
+    for title in ("Accuracy", "Round by round", "Could this be chance?", "Communication", "Time", "Who holds what"):
         assert title in page
     assert content["methods"]["i2pfl"]["knobs"].keys() <= set(re.findall(r"method\.knobs\.(\w+)", page))
 
@@ -69,7 +69,7 @@ def test_a_run_and_one_that_is_not_complete(tiny_run, tmp_path: Path) -> None:
     run = tiny_run("fedavg", rounds=3)
     page = text_of(render(read(run.path)))
     assert f"{100 * run.summary['accuracy']['global']['average']:.2f} % on average over all domains" in page
-    assert "Could it be chance?" not in page
+    assert "Could this be chance?" not in page
     half = tmp_path / "half"
     shutil.copytree(run.path, half)
     (half / "summary.json").unlink()
@@ -185,7 +185,7 @@ def test_reading_trains_nothing() -> None:
 def test_a_run_says_nothing_twice(tiny_run) -> None:
     """One method, one seed: no words about seeds and the best, no chart that another one is, both views merged."""
     page = text_of(render(read(tiny_run("fedavg").path)))
-    for absent in ("lines span the seeds", "is bold", "standard deviation", "Mean over seeds", "sent until then"):
+    for absent in ("lines span the seeds", "is bold", "standard deviation", "Mean over seeds", "sent so far"):
         assert absent not in page
     assert "Accuracy of the server" in page
     assert "Accuracy of the model each client would use" not in page
@@ -199,7 +199,7 @@ def test_a_comparison_keeps_what_a_run_leaves_out(compared: Path) -> None:
 
 def test_a_line_on_each_method_the_date_and_notes(compared: Path, tmp_path: Path) -> None:
     page = text_of(write_report(compared, tmp_path / "page.html", notes=["Compare <this>", "and that"]).read_text())
-    assert "Methods of this page" in page
+    assert "Methods on this page" in page
     for name in read(compared).groups[0].methods:
         assert html.escape(find_method(name).paper) in page
     assert str(datetime.now().year) in page

@@ -70,7 +70,7 @@ def test_stopping_leaves_a_run_that_goes_on(tiny_data: str, tmp_path: Path) -> N
         status, page, _ = ask(server, "GET", "/")
         assert status == 200
         assert 'id="stop"' in page
-        assert f"Finished rounds are kept; protofed run --resume --out {out} goes on from there." in page
+        assert f"Finished rounds are kept; protofed run --resume --out {out} continues from there." in page
         assert LockHolder.of(out) is not None
         assert ask(server, "POST", "/stop")[0] == 403, "without the page's token"
         assert ask(server, "POST", "/stop", X_Protofed_Token="guess")[0] == 403

@@ -154,7 +154,7 @@ class _ClientAttack:
     def _attack_sums(self, rows: SentRows, stage: str) -> None:
         """Is a given image in the sum?"""
         members, outsiders = nearer_than_reference(self._victim, rows, stage)
-        self._add_membership(f"class sums {rows.field} against a reference", auc(members, outsiders))
+        self._add_membership(f"class sums {rows.field} compared with a reference", auc(members, outsiders))
 
     def _attack_second_moment(self, field: str, moment: Tensor, means: SentRows, stage: str) -> None:
         """Its leading directions as pictures, and whose features lie in them."""
@@ -170,14 +170,14 @@ class _ClientAttack:
         result = rebuild_prototypes(self._decoder(stage, None), rows)
         self._results.prototypes.setdefault((rows.field, stage), {})[self._victim.client] = result.figures
         caption = (
-            f"{self._victim.client}, prototypes {rows.field}: above nearest training images, below what was rebuilt"
+            f"{self._victim.client}, prototypes {rows.field}: nearest training images above, reconstructions below"
         )
         self._add_picture(f"prototypes-{rows.field.replace('/', '-')}", caption, result)
 
     def _add_features(self, stage: str, source: str, result: Reconstruction) -> None:
         self._results.features.setdefault((stage, source), {})[self._victim.client] = result.figures
-        what = "features that were sent" if source == "sent" else "features the model gives unseen images"
-        caption = f"{self._victim.client}, stage {stage}, {what}: above originals, below what was rebuilt"
+        what = "features that were sent" if source == "sent" else "the model's features of unseen images"
+        caption = f"{self._victim.client}, stage {stage}, {what}: originals above, reconstructions below"
         self._add_picture(f"{source}-{stage}", caption, result)
 
     def _add_picture(self, name: str, caption: str, result: Reconstruction) -> None:

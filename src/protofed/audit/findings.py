@@ -135,8 +135,8 @@ def _without_messages(victims: Sequence[Victim]) -> list[str]:
     if _kept_messages(victims):
         return []
     return [
-        "This run kept no messages, so what was really sent could not be attacked; run it with --keep-messages. The "
-        "features below are what the clients' models would give."
+        "This run kept no messages, so what was actually sent could not be attacked; run it with "
+        "--keep-messages. The features below are what the clients' models would produce."
     ]
 
 
@@ -145,7 +145,7 @@ def audit_tables(content: Mapping[str, Any]) -> list[Table]:
     label = content["extractor"]["label"]
     tables = [
         Table(
-            "Images rebuilt from features, mean over clients",
+            "Images reconstructed from features, mean over clients",
             ["features", *(title.format(label=label) for _, title, _ in _FIGURES)],
             [
                 [f"{entry['stage']} ({entry['source']})", *_cells(entry["mean"], _FIGURES)]
@@ -153,7 +153,7 @@ def audit_tables(content: Mapping[str, Any]) -> list[Table]:
             ],
         ),
         Table(
-            "Images rebuilt from prototypes, mean over clients",
+            "Images reconstructed from prototypes, mean over clients",
             ["prototypes", *(title for _, title, _ in _PROTOTYPE_FIGURES)],
             [[entry["field"], *_cells(entry["mean"], _PROTOTYPE_FIGURES)] for entry in content["prototypes"]],
         ),

@@ -36,12 +36,13 @@ def _pictures(content: Mapping[str, Any], folder: Path, shown: bool) -> Html:
         return Html("")
     if not shown:
         text = (
-            f"{counted(len(content['items']), 'picture')} with training images and what was rebuilt of them: in the "
-            "folder of the audit, not on this page, so that it can be sent. --with-training-images puts them here."
+            f"{counted(len(content['items']), 'picture')} with training images and their reconstructions are in "
+            "the folder of the audit, but not on this page, so that it can be sent. --with-training-images "
+            "includes them."
         )
         return tag("section", tag("h2", "Pictures"), tag("p", text))
     pictures = [
         picture(png_source((folder / item["image"]).read_bytes()), item["caption"]) for item in content["items"]
     ]
-    warning = tag("p", "This page shows training images. Send it to nobody who may not see them.", class_="note")
+    warning = tag("p", "This page shows training images. Send it only to people who may see them.", class_="note")
     return tag("section", tag("h2", "Pictures"), warning, gallery(pictures))

@@ -13,36 +13,42 @@ _BETTER = 0.95
 
 def of_features(stage: str, figures: Mapping[str, Any], sent: bool) -> str:
     """Embeddings of single samples."""
-    what = f"features of stage {stage}" + ("" if sent else " (which did not travel in this run)")
+    what = f"features of stage {stage}" + ("" if sent else " (which were not sent in this run)")
     near, guess = figures["rms"], figures["class_mean_rms"]
-    distance = f"RMS {near:.3f} to the original on average, {guess:.3f} by guessing the class mean"
+    distance = f"RMS {near:.3f} to the original on average, {guess:.3f} when guessing the class mean"
     reason = f"{distance}; {_shares(figures)}"
     nearer, more = near < _BETTER * guess, _more_given_away(figures)
     if nearer and more:
-        return f"At risk: images rebuilt from {what} come close to the originals ({reason})."
+        return f"At risk: images reconstructed from {what} come close to the originals ({reason})."
     if more:
-        return f"At risk: some images rebuilt from {what} come close to the originals, though most do not ({reason})."
+        return (
+            f"At risk: some images reconstructed from {what} come close to the originals, though most do not "
+            f"({reason})."
+        )
     if nearer:
-        return f"Some leakage: images rebuilt from {what} show more than their class alone tells ({reason})."
-    return f"Nothing found: images rebuilt from {what} are no nearer to the originals than class means ({reason})."
+        return f"Some leakage: images reconstructed from {what} show more than their class alone reveals ({reason})."
+    return (
+        f"Nothing found: images reconstructed from {what} are no closer to the originals than class means ({reason})."
+    )
 
 
 def of_prototypes(field: str, figures: Mapping[str, Any]) -> str:
     """Class means and cluster centres."""
     near, guess = figures["rms_to_nearest"], figures["rms_of_class_mean_to_nearest"]
-    distance = f"RMS {near:.3f} to the nearest training image, {guess:.3f} by guessing the class mean"
+    distance = f"RMS {near:.3f} to the nearest training image, {guess:.3f} when guessing the class mean"
     reason = f"{distance}; {_shares(figures)}"
     fewest = figures["fewest_samples_behind_one"]
-    single = "" if fewest is None or fewest > 1 else " One of them stands for a single sample and is its embedding."
+    single = "" if fewest is None or fewest > 1 else " One of them comes from a single sample and is its embedding."
     nearer, more = near < _BETTER * guess, _more_given_away(figures)
     if more:
         some = "" if nearer else "some of "
         return (
-            f"At risk: {some}the prototypes {field}, rebuilt, come close to single training images ({reason}).{single}"
+            f"At risk: {some}the prototypes {field}, when decoded, come close to single training images "
+            f"({reason}).{single}"
         )
     if nearer:
-        return f"Some leakage: the prototypes {field} show more than the class mean does ({reason}).{single}"
-    return f"Nothing found: the prototypes {field} show no image better than the class mean does ({reason}).{single}"
+        return f"Some leakage: the prototypes {field} reveal more than the class mean does ({reason}).{single}"
+    return f"Nothing found: the prototypes {field} reveal no image better than the class mean does ({reason}).{single}"
 
 
 def _more_given_away(figures: Mapping[str, Any]) -> bool:
@@ -61,7 +67,7 @@ def of_single_images(clients: Mapping[str, list[str]]) -> list[str]:
     if not clients:
         return []
     named = ", ".join(f"{client} ({', '.join(classes)})" for client, classes in clients.items())
-    return [f"At risk: a class of one image sends that image's embedding itself, with its label: {named}."]
+    return [f"At risk: a class with one image sends that image's embedding itself, with its label: {named}."]
 
 
 def of_guard(guard: Guard) -> list[str]:
@@ -69,7 +75,8 @@ def of_guard(guard: Guard) -> list[str]:
     if not guard.secure:
         return []
     return [
-        "Secure aggregation hides single uploads from the server: the figures are for whoever sees one before that."
+        "Secure aggregation hides single uploads from the server: these figures apply to anyone who sees one "
+        "before that."
     ]
 
 
@@ -78,8 +85,8 @@ def of_membership(what: str, result: Auc) -> str:
     figure = f"AUC {result.auc:.3f}, 95 % interval {result.low:.3f} to {result.high:.3f}"
     if result.low <= 0.5:
         return f"Membership by {what}: no better than chance ({figure})."
-    word = "slightly" if result.auc < 0.6 else "clearly" if result.auc < 0.75 else "strongly"
-    return f"Membership by {what}: an attacker {word} tells images that took part from others ({figure})."
+    word = "slight" if result.auc < 0.6 else "clear" if result.auc < 0.75 else "strong"
+    return f"Membership by {what}: {word} leakage; an attacker can distinguish members from other images ({figure})."
 
 
 def of_weights(sent: bool) -> str:
@@ -87,6 +94,6 @@ def of_weights(sent: bool) -> str:
     if not sent:
         return "Weights: none were sent."
     return (
-        "Weights: sent. They were attacked for membership only; inverting updates into images was not tried, so this "
-        "audit says nothing about it."
+        "Weights: sent. They were attacked for membership only; the audit did not try to invert updates into "
+        "images and says nothing about that."
     )

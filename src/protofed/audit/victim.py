@@ -20,8 +20,8 @@ from protofed.records import ClassTable, Features, NoisedTable, PrototypeSet, Re
 from protofed.runs.opened import OpenRun, batches
 from protofed.seeding import numpy_generator
 
-SENT_MODEL = "the model as it was sent"
-GRANTED_MODEL = "the client's own model, which the attacker is granted"
+SENT_MODEL = "the model that was sent"
+GRANTED_MODEL = "the client's own model, granted to the attacker"
 
 
 @dataclass(frozen=True)

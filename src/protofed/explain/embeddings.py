@@ -99,11 +99,11 @@ def _without_names(panel: Mapping[str, Any]) -> dict[str, Any]:
 
 def _refuse_unlike(rows: Sequence[Sequence[OpenRun]]) -> None:
     if len({len(row) for row in rows}) > 1:
-        raise UserError("these runs have kept different rounds; name those they all have with --rounds")
+        raise UserError("these runs have kept different rounds; use --rounds to name rounds that all of them have")
     first = rows[0][0]
     for row in rows:
         if row[0].classes != first.classes:
-            raise UserError(f"{row[0].run.path} has other classes than {first.run.path}; give runs on the same data")
+            raise UserError(f"{row[0].run.path} has other classes than {first.run.path}; use runs on the same data")
 
 
 def _tables(content: Mapping[str, Any]) -> list[Table]:

@@ -46,7 +46,7 @@ def explain_with(
     """
     kind = kind_of_evidence(opened, client, by)
     if shifts > 1 and kind != "exact":
-        raise UserError("--shifts makes maps of exact evidence finer; prototypes are looked up in the image itself")
+        raise UserError("--shifts refines maps of exact evidence; prototypes are looked up in the image itself")
     net, at = opened.model_of(client)
     if kind == "parts" and projected:
         place_projected(opened, client, net)
@@ -72,14 +72,14 @@ def kind_of_evidence(opened: OpenRun, client: str, by: str = "auto") -> Evidence
     name, model = opened.config["method"]["name"], opened.config["model"]["name"]
     if has_parts(net):
         if by == "exact":
-            raise UserError(f"{name} decides by part prototypes, which are its evidence; leave --evidence out")
+            raise UserError(f"{name} decides by part prototypes, which are its evidence; omit --evidence")
         return "parts"
     exact, table = decides_by_patches(net, opened.method), opened.prototypes()
     if by == "exact" and not exact:
         raise UserError(f"{name} with {model} has no exact evidence: {_EXACT}")
     if exact and (by == "exact" or (by == "auto" and (table is None or isinstance(opened.method, OnePass)))):
         if client != GLOBAL and nobody_trained(opened):
-            raise UserError(f"with {name} all sites use the server's model, so ask that: --clients {GLOBAL}")
+            raise UserError(f"with {name} all sites use the server's model, so explain that: --clients {GLOBAL}")
         return "exact"
     if table is None:
         raise UserError(f"{name} with {model} cannot be explained: it keeps no prototypes, and {_EXACT}")
@@ -87,8 +87,8 @@ def kind_of_evidence(opened: OpenRun, client: str, by: str = "auto") -> Evidence
 
 
 _EXACT = (
-    "its logits are not sums over places, as they are where the network averages its feature maps and ends in one "
-    "linear layer (resnet10, resnet18, resnet50, efficientnet_lite0)"
+    "its logits are not sums over positions, as they would be if the network averaged its feature maps and ended "
+    "in one linear layer (resnet10, resnet18, resnet50, efficientnet_lite0)"
 )
 
 
@@ -155,8 +155,8 @@ def _of_classes(
 ) -> list[Explanation]:
     if table.rows.shape[1] != net.dim:
         raise UserError(
-            f"the prototypes of this run have {table.rows.shape[1]} numbers and the model's features {net.dim}; only "
-            "prototypes of the model's features can be looked up in an image"
+            f"the prototypes of this run have {table.rows.shape[1]} dimensions and the model's features "
+            f"{net.dim}; only prototypes of the model's features can be looked up in an image"
         )
     held = table.held.nonzero()[:, 0]
     if not len(held):
@@ -214,7 +214,9 @@ def _last_map(net: Net, x: Tensor) -> str:
     until = names.index(net.model.cut) + 1
     spatial = [name for name in names[:until] if len(net.model.feature_shape(tuple(x.shape[1:]), name)) == 3]  # type: ignore[arg-type]
     if not spatial:
-        raise UserError("this model has no feature maps, so nothing can be shown in an image; use a convolutional one")
+        raise UserError(
+            "this model has no feature maps, so nothing can be localised in an image; use a convolutional model"
+        )
     return spatial[-1]
 
 

@@ -158,7 +158,7 @@ def explain_exactly(
 def _refuse_gap(sums: Tensor, logits: Tensor) -> None:
     gap = ((sums - logits).abs() / logits.abs().clamp(min=1)).max().item()
     if gap > LARGEST_GAP:
-        raise UserError(f"the maps miss the logits by {gap:.1e}: this network's head reads more than its patches")
+        raise UserError(f"the maps miss the logits by {gap:.1e}: this network's head uses more than its patches")
 
 
 @dataclass(frozen=True)

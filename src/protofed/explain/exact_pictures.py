@@ -67,7 +67,7 @@ def _view(sheet: Image.Image, image: Pixels, view: Explanation, classes: Sequenc
 
 def _legend(draw: ImageDraw.ImageDraw, top: int) -> None:
     left = GAP
-    for meaning, shade in (("speaks for the prediction", WARM), ("speaks against it", COOL), ("strongest place", RED)):
+    for meaning, shade in (("supports the prediction", WARM), ("opposes it", COOL), ("strongest place", RED)):
         draw.rectangle([left, top + 3, left + 12, top + 15], fill=shade)
         draw.text((left + 18, top + 9), meaning, fill=INK, font=font(), anchor="lm")
         left += 34 + int(font().getlength(meaning))

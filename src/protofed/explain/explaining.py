@@ -89,10 +89,10 @@ def explain(
     if (images is None) == (domain is None):
         raise UserError("give the images to explain: --images FOLDER, or --domain NAME for test images of the run")
     if label is not None and domain is None:
-        raise UserError("--label chooses among the test images of a --domain")
+        raise UserError("--label selects among the test images of a --domain")
     with one_thread():
         if model_of != LAST and (project or projected):
-            raise UserError("clients project the models of the last round; leave --model-of or the projection out")
+            raise UserError("clients project the models of the last round; omit --model-of or the projection")
         accuracies = _project_now(run, data_root) if project else None
         opened = OpenRun(run, model_of=model_of, with_data=domain is not None, data_root=data_root)
         selected = (
@@ -115,7 +115,7 @@ def _project_now(run: str | Path, data_root: str | Path | None) -> dict[str, Any
     """Let every client project its part prototypes onto its own training patches; accuracy before and after."""
     opened = OpenRun(run, with_data=True, data_root=data_root)
     if "prototypes" not in opened.context.model.stage_names:
-        raise UserError(f"{opened.config['method']['name']} has no part prototypes to project; leave --project out")
+        raise UserError(f"{opened.config['method']['name']} has no part prototypes to project; omit --project")
     folder = opened.run.folder
     folder.lock()
     try:

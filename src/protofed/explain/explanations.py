@@ -40,7 +40,7 @@ class Explanations(dict[str, Any]):
         """The picture of an image, by its number or name; `rank` 2 shows the second strongest prototype, and so on."""
         names = [each["name"] for each in self["images"]]
         if image not in names and image not in range(len(names)):
-            raise UserError(f"there is no image {image!r}; there are {', '.join(names)}")
+            raise UserError(f"there is no image {image!r}; the images are {', '.join(names)}")
         chosen = self["images"][image if isinstance(image, int) else names.index(image)]
         if not 1 <= rank <= len(chosen["pictures"]):
             raise UserError(f"{chosen['name']} has pictures of rank 1 to {len(chosen['pictures'])}, not {rank}")

@@ -37,7 +37,7 @@ def _findings(content: Mapping[str, Any]) -> Html:
 def _on_training_images(content: Mapping[str, Any]) -> list[str]:
     if not any(item.get("training_images") for item in content["items"]):
         return []
-    return ["This page shows pieces of training images. Send it to nobody who may not see them"]
+    return ["This page shows pieces of training images. Send it only to people who may see them"]
 
 
 def _images(content: Mapping[str, Any], folder: Path) -> Iterator[Html]:
@@ -81,12 +81,13 @@ def _votes(image: Mapping[str, Any], agreement: Mapping[str, Any] | None) -> str
     """Who predicts what, and how far those who predict the same point at the same part."""
     views = image["clients"]
     counts = {view["predicted"]: sum(each["predicted"] == view["predicted"] for each in views) for view in views}
-    votes = ", ".join(f"{count} of {len(views)} models say {name}" for name, count in counts.items())
+    votes = ", ".join(f"{count} of {len(views)} models predict {name}" for name, count in counts.items())
     if agreement is None or agreement["iou"] is None:
         return f"{votes}."
     return (
-        f"{votes}. Where two agree, their boxes overlap by {agreement['iou']:.2f} (random ones by "
-        f"{agreement['iou_random']:.2f}), the rank correlation of their maps is {agreement['rank_correlation']:.2f}."
+        f"{votes}. Where two agree, their boxes overlap by {agreement['iou']:.2f} (random boxes by "
+        f"{agreement['iou_random']:.2f}), and the rank correlation of their maps is "
+        f"{agreement['rank_correlation']:.2f}."
     )
 
 
@@ -107,7 +108,7 @@ def _prototypes(image: Mapping[str, Any]) -> Html:
         for view in image["clients"]
         for prototype in view["prototypes"]
     ]
-    return plain_table(f"Prototypes that spoke most about {image['name']}", columns, rows)
+    return plain_table(f"Most important prototypes for {image['name']}", columns, rows)
 
 
 def _logits(image: Mapping[str, Any]) -> Html:
@@ -116,7 +117,7 @@ def _logits(image: Mapping[str, Any]) -> Html:
         "prediction",
         "%",
         "evidence for",
-        "sum over places",
+        "sum over positions",
         "bias",
         "logit or lead",
         "strongest place",

@@ -104,7 +104,7 @@ def _together(sheet: Image.Image, image: Pixels, columns: Sequence[Column], head
             if column.evidence.box is not None:
                 frame(cell, column.evidence.box, image.shape[:2], _CLIENTS[number % len(_CLIENTS)])
         sheet.paste(cell, (_MARGIN, top))
-        draw.text((_MARGIN, top + CELL + 4), "boxes of all", fill=FAINT, font=font())
+        draw.text((_MARGIN, top + CELL + 4), "all boxes", fill=FAINT, font=font())
         top += CELL + GAP
     for line, (meaning, shade) in enumerate((("speaks for", WARM), ("speaks against", COOL))):
         y = top + 36 + line * (LINE + 6)

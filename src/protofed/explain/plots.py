@@ -33,7 +33,7 @@ def draw_curves(curves: Mapping[str, Mapping[str, Any]], fractions: Sequence[flo
             axis.plot(fractions, curve[kind], color=colour, marker="o", label=client)
             axis.plot(fractions, curve[f"{kind}_random"], color=colour, linestyle="--")
         axis.set(
-            title=f"{kind}: pixels of the box {title}", xlabel="share of the box (dashed: random boxes)", ylim=(0, 1)
+            title=f"{kind}: pixels of the box {title}", xlabel="fraction of the box (dashed: random boxes)", ylim=(0, 1)
         )
     axes[0].set_ylabel("probability of the prediction")
     axes[0].legend(fontsize=8)

@@ -8,19 +8,21 @@ from protofed.explain.explanation import Evidence
 from protofed.text import Table, percent
 
 ABOUT = (
-    "The red box is around the upper 5 % of the map, where the prototype that spoke most was found; the part in it is "
-    "enlarged below, and below that stands the client's own training patch that comes nearest to the prototype, if it "
-    "was looked up. Warm places look like a prototype that speaks for the prediction, cool ones like one that speaks "
-    "against it; grey places no more than an average place of the image. The paler a map, the less its prototype says."
+    "The red box surrounds the top 5 % of the map, where the most important prototype was found. The part inside "
+    "the box is enlarged below; below that is the client's own training patch nearest to the prototype, if it "
+    "was looked up. Warm positions resemble a prototype that supports the prediction, cool ones resemble one "
+    "that opposes it; grey positions resemble neither more than an average position of the image. The paler a "
+    "map, the less its prototype matters."
 )
 
 ABOUT_EXACT = (
-    "The network averages what it sees over all places and ends in one linear layer, so every logit is a sum over "
-    "places: each map shows what every place adds, and its sum and the bias are the logit, not an estimate of it. The "
-    "first map is the lead of the predicted class over the runner-up, which is what decides; the others are of single "
-    "classes. Warm places speak for the prediction, cool ones against it, each map by its own strongest place; the red "
-    "box is around the upper 5 % of the first. A place is what one position of the last feature maps sees, which is "
-    "more than the square it is drawn at."
+    "The network averages its features over all positions and ends in one linear layer, so every logit is a sum "
+    "over positions. Each map shows what every position adds; the map and the bias add up to the logit exactly, "
+    "not as an estimate. The first map is the lead of the predicted class over the runner-up, which is what "
+    "decides; the others show single classes. Warm positions support the prediction, cool ones oppose it, and "
+    "each map is scaled by its own strongest position; the red box surrounds the top 5 % of the first map. The "
+    "features at a position come from its whole receptive field, which is larger than the square at which they "
+    "are drawn."
 )
 
 _MATTERS = 0.02
@@ -38,9 +40,9 @@ def about(content: Mapping[str, Any]) -> str:
     if content["shifts"] == 1:
         return ABOUT_EXACT
     return (
-        f"{ABOUT_EXACT} Maps are drawn from {content['shifts']} x {content['shifts']} copies of the image that are "
-        "shifted by parts of a place, and so add up to the mean of the copies' logits; the figures below them are of "
-        "the image itself."
+        f"{ABOUT_EXACT} Maps are drawn from {content['shifts']} x {content['shifts']} copies of the image, "
+        "shifted by fractions of a position, and so add up to the mean of the copies' logits; the figures below "
+        "the maps are those of the image itself."
     )
 
 
@@ -78,8 +80,8 @@ def _faithfulness(figures: Mapping[str, Any] | None) -> Table | None:
             ends = (curves[kind][0], curves[kind][-1], curves[f"{kind}_random"][-1])
             row += [*(f"{value:.2f}" for value in ends), f"{100 * curves[f'{kind}_wins']:.0f} %"]
         rows.append(row)
-    blurred = ["image as it is", "box blurred", "random box blurred", "box costs more in"]
-    put_in = ["all blurred", "box put in", "random box put in", "box brings more in"]
+    blurred = ["original image", "box blurred", "random box blurred", "box costs more in"]
+    put_in = ["all blurred", "box pasted in", "random box pasted in", "box gains more in"]
     columns = ["client", "boxes", *blurred, *put_in]
     return Table("Does the box matter? Probability of the prediction", columns, rows)
 
@@ -87,7 +89,7 @@ def _faithfulness(figures: Mapping[str, Any] | None) -> Table | None:
 def _projection(figures: Mapping[str, Any] | None) -> Table | None:
     if figures is None:
         return None
-    title = "Accuracy (%) before and after every prototype is moved onto its nearest training patch"
+    title = "Accuracy (%) before and after moving every prototype onto its nearest training patch"
     rows = [[client, percent(figures["before"][client]), percent(after)] for client, after in figures["after"].items()]
     return Table(title, ["client", "before", "after"], rows)
 
@@ -114,26 +116,27 @@ def _on_agreement(figures: Mapping[str, Any] | None) -> Iterator[str]:
         return
     text = f"Two clients predict the same class in {100 * overall['same_class']:.0f} % of the cases"
     if overall["iou"] is None:
-        yield f"{text}; where they do, there are no two boxes to compare."
+        yield f"{text}; in these cases there are no two boxes to compare."
         return
     yield (
-        f"{text}; where they do, their boxes overlap by {overall['iou']:.2f} (IoU; random boxes of these sizes by "
-        f"{overall['iou_random']:.2f}) and their maps have the rank correlation {overall['rank_correlation']:.2f}."
+        f"{text}; in these cases their boxes overlap by {overall['iou']:.2f} (IoU; random boxes of these sizes by "
+        f"{overall['iou_random']:.2f}), and the rank correlation of their maps is "
+        f"{overall['rank_correlation']:.2f}."
     )
 
 
 def _on_boxes(figures: Mapping[str, Any] | None) -> Iterator[str]:
     if figures is None:
-        yield "Whether the boxes matter to the decision has not been tried; --faithfulness does."
+        yield "Whether the boxes matter to the decision was not tested; use --faithfulness to test it."
         return
     for client, curves in figures["clients"].items():
         costs, brings = curves["deletion_gap"], curves["insertion_gap"]
         verdict = "the box matters" if min(costs, brings) > _MATTERS else "the box hardly explains the decision"
         if max(costs, brings) > _MATTERS >= min(costs, brings):
-            verdict = "the two disagree on whether the box matters"
+            verdict = "the two tests disagree on whether the box matters"
         yield (
-            f"{client}: blurring the box away costs {costs:+.2f} of probability beyond a random box, putting it into "
-            f"the blurred image brings {brings:+.2f}: {verdict}."
+            f"{client}: blurring the box costs {costs:+.2f} of probability more than a random box, pasting it "
+            f"into the blurred image gains {brings:+.2f}: {verdict}."
         )
 
 
@@ -142,8 +145,8 @@ def undecided(probabilities: Sequence[Sequence[float]]) -> list[str]:
     if any(max(each) > _DECIDED / len(each) for each in probabilities):
         return []
     return [
-        "all classes are nearly as probable as each other, so probabilities and what boxes cost in them say little; "
-        "where the head is computed, sites choose a temperature with --set tune=temperature"
+        "all classes are nearly equally probable, so probabilities, and what boxes cost in them, mean little; if "
+        "the head is computed, sites can choose a temperature with --set tune=temperature"
     ]
 
 
@@ -154,29 +157,27 @@ def notes(strongest: Sequence[Evidence], blank: int, projection: Mapping[str, An
     coarse = next((each for each in strongest if each.coarse), None)
     lines = []
     if projection and projection["after"]["average"] < projection["before"]["average"] - _COSTLY:
-        lines.append(
-            "projection costs much accuracy: prototypes lie far from any training patch; train longer before it"
-        )
+        lines.append("projection costs much accuracy: prototypes lie far from any training patch; train longer first")
     if coarse is not None:
         height, width = coarse.positions
         lines.append(
-            f"maps have {height}x{width} positions only: boxes say little about the place; use larger images or a "
-            "network with fewer strides (the cifar stem), so that there are 8x8 or more"
+            f"maps have only {height}x{width} positions: boxes localise poorly; use larger images or a network "
+            "with fewer strides (the cifar stem), so that there are 8x8 or more"
             + ("; --shifts 4 draws them finer" if isinstance(coarse, LogitEvidence) else "")
         )
     if flat and isinstance(strongest[0], LogitEvidence):
-        lines.append(f"in {flat} of {len(strongest)} images no place speaks for the class: its bias does")
+        lines.append(f"in {flat} of {len(strongest)} images no position supports the class: only its bias does")
     elif flat:
         lines.append(f"{flat} of {len(strongest)} maps are flat: nothing stands out, so they have no box")
     if scattered:
         lines.append(
-            f"{scattered} of {len(strongest)} maps have peaks far apart: the box is around the highest, so look at "
-            "the map as well"
+            f"{scattered} of {len(strongest)} maps have peaks far apart: the box surrounds the highest one, so "
+            "look at the map as well"
         )
     if blank:
         lines.append(
-            f"{blank} of {len(strongest)} boxes are around an even part of the image, such as its dark rim: what "
-            "the model goes by there is nothing that a reader sees"
+            f"{blank} of {len(strongest)} boxes surround a uniform part of the image, such as its dark rim: a "
+            "reader sees nothing there that could explain the decision"
         )
     return lines
 

@@ -27,8 +27,8 @@ _ORDERS = (*_NEAR_ONE, *(1 + x / 10 for x in range(1, 110)), *range(12, 64), 80,
 _MOST_CLIENTS = 100
 
 _RELATION = {
-    "sample": "one sample more or less in a client's data",
-    "client": "a client's upload, or one without any change",
+    "sample": "adding or removing one sample of a client's data",
+    "client": "replacing a client's upload by one without any change",
 }
 
 
@@ -122,15 +122,16 @@ class PrivacyLedger:
 def promise_in_words(privacy: Mapping[str, Any]) -> str:
     """What an entry of `after`, `total` or `planned` promises, in one sentence."""
     if privacy["epsilon"] is None:
-        return f"privacy: nothing is promised, since {privacy['reason']}"
-    whose = {"sample": "one image", "client": "all that one client holds"}[privacy["unit"]]
-    shared = f", by noise that {privacy['among']} clients add up to" if "among" in privacy else ""
+        return f"privacy: no guarantee, because {privacy['reason']}"
+    whose = {"sample": "one image", "client": "everything one client holds"}[privacy["unit"]]
+    shared = f", with noise that {privacy['among']} clients share" if "among" in privacy else ""
     return f"privacy: epsilon {privacy['epsilon']:.4g} at delta {privacy['delta']:g} for {whose}{shared}"
 
 
 _NOT_COVERED = (
-    "the network that makes the rows was trained on the same samples without DP-SGD (train=plain), and weights travel "
-    "as they are: epsilon_of_rows holds only for somebody who cannot learn anything from the network"
+    "the network that computes the rows was trained on the same samples without DP-SGD (train=plain), and "
+    "weights are sent as they are: epsilon_of_rows holds only against someone who cannot learn anything from the "
+    "network"
 )
 
 

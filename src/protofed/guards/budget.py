@@ -101,8 +101,9 @@ class _Search:
             low, high = high, 2 * high
             if high > _MOST:
                 raise UserError(
-                    f"guard: no noise keeps {len(self._rounds)} rounds within epsilon={self._guard.epsilon:g} by the "
-                    f"accountant {self._guard.accountant}; ask for more, or for fewer rounds"
+                    f"guard: no amount of noise keeps {len(self._rounds)} rounds within "
+                    f"epsilon={self._guard.epsilon:g} by the accountant {self._guard.accountant}; allow a larger "
+                    "epsilon, or fewer rounds"
                 )
         while high - low > _CLOSE * high:
             middle = (low + high) / 2

@@ -16,27 +16,32 @@ class Guard(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     unit: Literal["sample", "client"] = Field(
-        "sample", description="whose part in the uploads is bounded: one sample's (or image's), or all a client holds"
+        "sample",
+        description=(
+            "whose contribution to the uploads is bounded: one sample's (or image's), or everything a client holds"
+        ),
     )
     epsilon: _Positive | None = Field(
-        None, description="what may be spent over the whole run; noise follows from it, and clip is 1 unless given"
+        None, description="privacy budget of the whole run; the noise follows from it, and clip defaults to 1"
     )
     clip: _Positive | None = Field(
-        None, description="largest norm of a sample's gradient and features, or of a client's change of the weights"
+        None, description="largest norm of a sample's gradient and features, or of a client's weight update"
     )
     noise: _Level = Field(0.0, description="Gaussian noise, as a multiple of what one unit can change")
     row_clip: _Positive | None = Field(None, description="the same as clip for feature rows and prototypes only")
     row_noise: _Positive | None = Field(None, description="the same as noise for feature rows and prototypes only")
     train: Literal["private", "plain"] = Field(
-        "private", description="train with DP-SGD, or as ever: then nothing is promised for one sample"
+        "private", description="train with DP-SGD, or without: then nothing is guaranteed for one sample"
     )
-    subsample: float = Field(1.0, gt=0, le=1, description="part of its samples a client makes prototypes or banks of")
-    quantise: int | None = Field(None, ge=1, le=8, description="bits of every number that is sent")
-    secure: bool = Field(False, description="the server learns sums over clients only, of masked numbers")
+    subsample: float = Field(
+        1.0, gt=0, le=1, description=("fraction of its samples from which a client computes prototypes or banks")
+    )
+    quantise: int | None = Field(None, ge=1, le=8, description="bits per number that is sent")
+    secure: bool = Field(False, description="the server learns only sums over clients, from masked numbers")
     secure_range: _Positive = Field(32.0, description="largest number that secure aggregation can carry")
     delta: float = Field(1e-5, gt=0, lt=1, description="the delta of (epsilon, delta)")
     accountant: Literal["rdp", "prv", "zcdp"] = Field(
-        "rdp", description="how epsilon is computed; zcdp where epsilon is named and nothing is trained"
+        "rdp", description="how epsilon is computed; zcdp if epsilon is given and nothing is trained"
     )
     source: Literal["seed", "system"] = Field(
         "seed", description="noise from the run's seed, or from the operating system's secure source"
@@ -113,7 +118,7 @@ def parse_guard(text: str | None) -> Guard:
     for item in [] if text is None else text.split(","):
         key, equals, value = (part.strip() for part in item.partition("="))
         if not equals:
-            raise UserError(f"guard={text} is not valid; it takes KEY=VALUE,..., for example clip=1.0,noise=0.5")
+            raise UserError(f"guard={text} is not valid; use KEY=VALUE,..., for example clip=1.0,noise=0.5")
         if key not in known:
             raise unknown_name("setting of a guard", key, known)
         settings[key] = value
@@ -127,14 +132,14 @@ def parse_guard(text: str | None) -> Guard:
     if guard.epsilon is not None:
         return _with_budget(guard)
     if guard.noisy and (guard.clip is None or guard.noise == 0):
-        raise UserError("guard: noise is a multiple of clip, so it takes both; for example clip=1.0,noise=0.5")
+        raise UserError("guard: noise is a multiple of clip, so give both, for example clip=1.0,noise=0.5")
     return guard
 
 
 def _with_budget(guard: Guard) -> Guard:
     """Of which epsilon is named."""
     if guard.noise or guard.row_noise is not None:
-        raise UserError("guard: noise follows from epsilon; name one of them")
+        raise UserError("guard: noise follows from epsilon; give only one of them")
     if guard.train == "plain":
-        raise UserError("guard: train=plain promises nothing, so it has no epsilon; leave one of them out")
+        raise UserError("guard: train=plain guarantees nothing, so it has no epsilon; omit one of them")
     return guard if guard.clip is not None else guard.model_copy(update={"clip": 1.0})

@@ -26,7 +26,7 @@ def refuse_impossible(
     """Raise a UserError where the guard cannot do what it is asked to; `down` and `upload` are examples of messages."""
     if guard.noisy:
         if method.pools_data:
-            raise UserError(f"guard: {name} sends nothing that could be noised; leave noise out")
+            raise UserError(f"guard: {name} sends nothing that could be noised; omit noise")
         if guard.accountant != "zcdp":
             require_opacus()
     if guard.secure:
@@ -46,13 +46,13 @@ def _refuse_coupled(guard: Guard, name: str, method: Method) -> None:
     if not method.separable:
         level = f"noise={guard.noise:g}" if guard.epsilon is None else f"epsilon={guard.epsilon:g}"
         raise UserError(
-            f"guard: the loss or the upload of {name} couples samples, so what one of them changes is not bounded; "
-            f"bound the client instead: --guard unit=client,clip={guard.clip:g},{level}"
+            f"guard: the loss or the upload of {name} couples samples, so the effect of a single sample is not "
+            f"bounded; protect the client instead: --guard unit=client,clip={guard.clip:g},{level}"
         )
     if method.proto_pass == "last_epoch":
         raise UserError(
-            "guard: in the last epoch a sample may be seen more than once, so its part in a prototype is not bounded; "
-            "use --set proto_pass=extra_eval"
+            "guard: in the last epoch a sample may be seen more than once, so its share in a prototype is not "
+            "bounded; use --set proto_pass=extra_eval"
         )
 
 
@@ -63,40 +63,41 @@ def _refuse_batch_normalisation(method: Method, model: Split, model_name: str) -
         if isinstance(module, _BatchNorm) and own & trained:
             other = "--set model.norm=group" if "norm" in describe(model_name).options else "a model without it"
             raise UserError(
-                f"guard: batch normalisation in {model_name} ({path}) mixes the samples of a batch, so none has a "
-                f"gradient of its own; use {other}, or --guard unit=client,..."
+                f"guard: batch normalisation in {model_name} ({path}) mixes the samples of a batch, so there are "
+                f"no per-sample gradients; use {other}, or --guard unit=client,..."
             )
 
 
 def _refuse_beside_sums(name: str, upload: Record) -> None:
     for part, item in parts_of(upload).items():
         if not isinstance(item, Sum):
-            raise UserError(f"guard: {name} sends {part} beside its sums, of which no bound is known; leave noise out")
+            raise UserError(f"guard: {name} sends {part} besides its sums, for which no bound is known; omit noise")
 
 
 def _refuse_unbounded(name: str, down: Record, upload: Record) -> None:
     for part, item in parts_of(upload).items():
         if not isinstance(item.value, Weights | ClassTable):
             raise UserError(
-                f"guard: {name} also sends {part} ({type(item.value).__name__}), of which no bound is known: noise can "
-                "hide weights and class prototypes; use a method that sends nothing else, such as i2pfl or fedavg"
+                f"guard: {name} also sends {part} ({type(item.value).__name__}), for which no bound is known: "
+                "noise can hide weights and class prototypes; use a method that sends nothing else, such as "
+                "i2pfl or fedavg"
             )
         if isinstance(item.value, Weights):
             known = known_before(upload, down, part)
             values = item.value.stats if part in upload.changes else item.value.tensors()
             if new := sorted(values.keys() - known.tensors().keys()):
                 raise UserError(
-                    f"guard: {name} sends {new[0]}, which is not in the broadcast, so it has no change that could be "
-                    "bounded; use a method that sends only what it is sent, such as i2pfl or fedavg"
+                    f"guard: {name} sends {new[0]}, which is not in the broadcast, so there is no change to "
+                    "bound; use a method that sends only what it receives, such as i2pfl or fedavg"
                 )
 
 
 def _refuse_single_values(guard: Guard, name: str, upload: Record) -> None:
     if guard.quantise:
-        raise UserError("guard: secure aggregation quantises by itself; leave quantise out")
+        raise UserError("guard: secure aggregation already quantises; omit quantise")
     for part, item in parts_of(upload).items():
         if isinstance(item, Each):
             raise UserError(
-                f"guard: {name} needs {part} of every client by itself, and secure aggregation shows the server "
-                "sums only; use a method whose uploads are averaged, such as fedavg or fedproto"
+                f"guard: {name} needs {part} of every client separately, but secure aggregation shows the server "
+                "only sums; use a method whose uploads are averaged, such as fedavg or fedproto"
             )

@@ -115,8 +115,8 @@ class FixedPointGrid:
         peak = float(np.abs(vector).max(initial=0.0))
         if not peak <= self.largest:
             raise BadMessage(
-                f"{sender}: numbers up to {peak:.3g} do not fit into secure aggregation up to {self.largest:g}; raise "
-                "secure_range of the guard"
+                f"{sender}: numbers up to {peak:.3g} exceed the range of secure aggregation, {self.largest:g}; "
+                "raise secure_range of the guard"
             )
         return np.asarray(np.rint(vector / self._step).astype(np.int64).astype(self.word))
 

@@ -117,6 +117,6 @@ def refuse_unsuited(name: str, classes: Sequence[str]) -> None:
     """Raise where the chosen metric says nothing about such data."""
     if find_metric(name).binary and len(classes) != 2:
         raise UserError(
-            f"--metric {name} needs two classes, and this data has {len(classes)}; regroup them with --labels, for "
-            'example --labels "0=healthy,1-4=diseased", or choose another metric'
+            f"--metric {name} needs two classes, but this data has {len(classes)}; regroup them with --labels, "
+            'for example --labels "0=healthy,1-4=diseased", or choose another metric'
         )

@@ -35,7 +35,7 @@ def register_model(name: str, *, description: str) -> Callable[[Builder], Builde
 
     def register(builder: Builder) -> Builder:
         if name in _models and _origin(_models[name].builder) != _origin(builder):
-            raise UserError(f"a model named {name!r} exists already; register yours under another name")
+            raise UserError(f"a model named {name!r} already exists; register yours under another name")
         options = keyword_settings(builder, f"model {name!r}")
         _models[name] = _Entry(builder, ModelInfo(name, description, options))
         return builder
@@ -48,8 +48,8 @@ def build_model(name: str, image_shape: ImageShape, classes: int, options: Mappi
     entry = _entry(name)
     if len(image_shape) != 3 or min(image_shape) < 1 or classes < 1:
         raise UserError(
-            f"model {name!r} cannot be built for images {tuple(image_shape)} and {classes} classes; "
-            "images are (channels, height, width), and all numbers at least 1"
+            f"model {name!r} cannot be built for images {tuple(image_shape)} and {classes} classes; images are "
+            "(channels, height, width), and all numbers must be at least 1"
         )
     settings = checked(entry.info.options, options or {}, f"model {name!r}", "model.")
     for option, info in entry.info.options.items():

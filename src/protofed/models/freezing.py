@@ -115,7 +115,7 @@ def _units(model: Split) -> list[str]:
 def _number(train: str) -> int:
     key, _, value = train.partition("=")
     if key != "stages" or not value.isdecimal() or int(value) < 1:
-        raise UserError(f"--train {train} is not valid; it is {' | '.join(TRAIN)}, for example stages=2")
+        raise UserError(f"--train {train} is not valid; use {' | '.join(TRAIN)}, for example stages=2")
     return int(value)
 
 

@@ -103,8 +103,8 @@ def with_prototypes(base: Split, *, per_class: int, dim: int, size: int, similar
     channels = output_channels(*stages.values())
     if not channels:
         raise UserError(
-            "part prototypes compare patches of feature maps, and this model has no convolution before its feature "
-            f"vector ({base.cut}); use a convolutional network such as resnet50"
+            "part prototypes compare patches of feature maps, but this model has no convolution before its "
+            f"feature vector ({base.cut}); use a convolutional network such as resnet50"
         )
     prototypes = PartPrototypes(base.classes, per_class, dim, size)
     stages |= {

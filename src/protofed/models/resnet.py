@@ -15,7 +15,9 @@ from torch.nn import functional
 from protofed.models.catalog import register_model
 from protofed.models.split import ImageShape, Split
 
-Width = Annotated[int, Field(ge=1, description="channels of the first stage; each later stage has twice as many")]
+Width = Annotated[
+    int, Field(ge=1, description=("channels of the first stage; each later stage has twice as many as the one before"))
+]
 Stem = Annotated[
     Literal["cifar", "standard"],
     Field(description="first convolution: 3x3 stride 1 (cifar) or 7x7 stride 2 (standard)"),
@@ -25,16 +27,18 @@ StemMaxpool = Annotated[
 ]
 Norm = Annotated[
     Literal["batch", "group"],
-    Field(description="normalise over the batch, or over groups of channels of each image by itself"),
+    Field(description="normalise over the batch, or over groups of channels within each image"),
 ]
 Local = Annotated[
-    bool, Field(description="second convolutions of 1x1: a position sees less of the image, so maps are sharper")
+    bool, Field(description="make second convolutions 1x1: a position sees less of the image, so maps are sharper")
 ]
 Init = Annotated[
     Literal["kaiming", "pytorch"],
     Field(
-        description="start of the convolutions: normal by their outputs (kaiming, as torchvision's networks), or "
-        "PyTorch's own, uniform and smaller, which learns faster before batch normalisation"
+        description=(
+            "initialisation of the convolutions: normal by their outputs (kaiming, as in torchvision), "
+            "or PyTorch's own, uniform and smaller, which learns faster before batch normalisation"
+        )
     ),
 ]
 _GROUPS = 32

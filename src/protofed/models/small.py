@@ -11,12 +11,12 @@ from protofed.models.layers import ConvPoolReLU, dense
 from protofed.models.split import ImageShape, Split
 
 
-@register_model("mlp", description="one hidden layer, whose output is the features")
+@register_model("mlp", description="one hidden layer, whose output is the feature vector")
 def mlp(
     image_shape: ImageShape,
     classes: int,
     *,
-    hidden: Annotated[int, Field(ge=1, description="units of the hidden layer, the length of the features")] = 128,
+    hidden: Annotated[int, Field(ge=1, description="units of the hidden layer, which is the feature dimension")] = 128,
 ) -> Split:
     """Multi-layer perceptron on the flattened image."""
     stages: dict[str, nn.Module] = {"hidden": dense(prod(image_shape), hidden), "fc": nn.Linear(hidden, classes)}

@@ -44,8 +44,8 @@ class WeightsReport:
         total = len(self.loaded) + len(self.missing) + len(self.mismatched)
         lines = [f"{self.path.name}: {len(self.loaded)} of {total} tensors loaded"]
         for title, keys in (
-            ("of another shape, left as they were", self.mismatched),
-            ("in the model but not in the file, left as they were", self.missing),
+            ("with another shape, left unchanged", self.mismatched),
+            ("in the model but not in the file, left unchanged", self.missing),
             ("in the file but not in the model, ignored", self.unexpected),
         ):
             if keys:
@@ -81,7 +81,7 @@ def _copy_finite(fitting: Mapping[str, Tensor], own: Mapping[str, Tensor], path:
     converted = {name: value.to(own[name].dtype) for name, value in fitting.items()}
     for name, value in converted.items():
         if not value.isfinite().all():
-            raise UserError(f"tensor {name!r} of {path} holds values that are not finite; give undamaged weights")
+            raise UserError(f"tensor {name!r} of {path} contains non-finite values; give undamaged weights")
     with torch.no_grad():
         for name, value in converted.items():
             own[name].copy_(value)
@@ -119,8 +119,8 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         raise
     except Exception as error:  # a damaged file makes the readers fail in many ways, none of them ours to tell apart
         raise UserError(
-            f"cannot read weights {path}: it is damaged or holds more than tensors (code is never run); "
-            "give a complete .safetensors file or one written by torch.save(model.state_dict(), ...)"
+            f"cannot read weights {path}: it is damaged or holds more than tensors (code is never executed); give "
+            "a complete .safetensors file or one written by torch.save(model.state_dict(), ...)"
         ) from error
     if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
         content = content["state_dict"]

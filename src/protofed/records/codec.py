@@ -292,5 +292,5 @@ def _refuse_beyond(tensors: Mapping[str, Tensor], largest: float, sender: str) -
             most = float(torch.linalg.vector_norm(tensor, math.inf))
             if largest < most < math.inf:  # what is not finite has an error of its own
                 raise BadMessage(
-                    f"{sender}: field {name!r} holds {most:.1e}, and nothing beyond {largest:.0e} is taken"
+                    f"{sender}: field {name!r} contains {most:.1e}, but nothing beyond {largest:.0e} is accepted"
                 )

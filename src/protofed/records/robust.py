@@ -150,7 +150,7 @@ def parse_robust(text: str) -> Robust:
     if name == "median" and not equals:
         return MEDIAN
     if name not in _DEFAULTS:
-        raise UserError(f"robust={text} is not valid; it takes {_FORMS}")
+        raise UserError(f"robust={text} is not valid; use {_FORMS}")
     try:
         amount = float(amount_text) if equals else _DEFAULTS[name]
     except ValueError:

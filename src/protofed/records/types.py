@@ -102,7 +102,7 @@ class ClassTable(Record):
         """Dense again; the rows must be as many as the counts promise."""
         rows, count = parts["rows"], parts["count"]
         if (count < 0).any():
-            raise ValueError("count: a class is held a negative number of times")
+            raise ValueError("count: a class count is negative")
         held = count > 0
         number = int(held.sum())
         if len(rows) != number:

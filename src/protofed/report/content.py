@@ -167,7 +167,7 @@ def read(folder: str | Path) -> ReportContent:
     """A run, a comparison or a reproduction, complete or not."""
     path = Path(folder)
     if not path.is_dir():
-        raise UserError(f"there is no folder {path}; give that of a run, a comparison or a reproduction")
+        raise UserError(f"there is no folder {path}; give the folder of a run, a comparison or a reproduction")
     if Run(path).begun:
         return _read_run(path)
     if (path / "comparison.json").exists():

@@ -17,8 +17,8 @@ def methods_section(content: ReportContent) -> Html:
     known = {name: found for name, method in used.items() if (found := _installed(method)) is not None}
     if not known:
         return Html("")
-    columns = ["method", "what it does", "sent up", "sent down", "paper"]
-    return plain_table("Methods of this page", columns, _rows(known), figures=False)
+    columns = ["method", "description", "sent up", "sent down", "paper"]
+    return plain_table("Methods on this page", columns, _rows(known), figures=False)
 
 
 def _rows(methods: Mapping[str, type[Any]]) -> list[list[str]]:

@@ -38,7 +38,7 @@ def _against(group: MethodGroup, scores: dict[str, MetricOverSeeds], best: str) 
     ahead = f", {100 * test['difference']:.2f} points above {group.baseline}"
     if test["p_holm"] is None:
         return ahead
-    verdict = "more than these images give by chance" if test["p_holm"] < _CHANCE else "which may be chance"
+    verdict = "more than chance explains on these images" if test["p_holm"] < _CHANCE else "which may be chance"
     return f"{ahead} (p = {test['p_holm']:.3f} over {test['images']} images), {verdict}"
 
 

@@ -70,7 +70,7 @@ def _same_again(kept: KeptPredictions) -> bool:
 def _about(group: MethodGroup, classes: Sequence[str]) -> str:
     positive = f" {classes[1]} counts as positive, {classes[0]} as negative." if len(classes) == 2 else ""
     seeds = f" Curves and matrices are those of seed {group.seeds[0]}." if len(group.seeds) > 1 else ""
-    return f"Of the final models, in %, with 95 % intervals over the test images.{positive}{seeds}"
+    return f"Final models, in %, with 95 % intervals over the test images.{positive}{seeds}"
 
 
 def _view(
@@ -114,11 +114,12 @@ def _compared(group: MethodGroup, view: str, words: str, order: Mapping[str, int
         ]
     columns = [*names, "average", "worst", "gap", "difference", "p, images", *(["p, seeds"] if over_seeds else [])]
     metric = find_metric(group.metric)
-    caption = f"{metric.heading} of {words}; differences to {group.baseline}"
+    caption = f"{metric.heading} of {words}; differences from {group.baseline}"
     tests = {entry["test_on_images"]["test"] for entry in scores.values() if entry["test_on_images"]}
     note = (
-        f"p, images: {' or '.join(sorted(tests))} test on the same test images. p, seeds: paired t-test over seeds. "
-        "Both are corrected by Holm's method for the number of methods. The gap is between the best and the worst site."
+        f"p, images: {' or '.join(sorted(tests))} test on the same test images. p, seeds: paired t-test over "
+        "seeds. Both use Holm's correction for the number of methods. The gap is between the best and the worst "
+        "site."
     )
     return join([method_table(caption, columns, rows, order), tag("p", note, class_="small") if tests else ""])
 
@@ -197,7 +198,7 @@ def _reliability(part: str, sets: Mapping[str, PredictedSet], two: bool, order: 
         lines[order[name]] = SquareLine(
             [(point.claimed, point.happened) for point in points], [point.images for point in points]
         )
-    axes = ("probability of positive, %" if two else "probability of the class predicted, %", "how often it is so, %")
+    axes = ("probability of positive, %" if two else "probability of the predicted class, %", "observed frequency, %")
     return square_chart(part, axes, lines, _said("calibration error", "ece", sets))
 
 
@@ -222,8 +223,8 @@ def _reliability_table(sets: Mapping[str, Mapping[str, PredictedSet]]) -> Html:
         for name, predicted in own.items()
         for point in reliability_curve(predicted)
     ]
-    columns = ["test images", "method", "mean probability", "how often it is so", "images"]
-    return details("Figures behind the curves", plain_table("Reliability, by bins of a tenth", columns, rows))
+    columns = ["test images", "method", "mean probability", "observed frequency", "images"]
+    return details("Data behind the curves", plain_table("Reliability, in bins of a tenth", columns, rows))
 
 
 def _confusions(judged: _Judged, view: str) -> Html:
@@ -250,6 +251,6 @@ def _confusion(part: str, predicted: PredictedSet, classes: Sequence[str]) -> Ht
         ]
         rows.append(tag("tr", tag("th", name, scope="row"), *cells))
     head = tag("tr", tag("td"), *(tag("th", f"said {name}", scope="col") for name in classes))
-    caption = f"{part}: images by true class (rows) and by what is said (columns)"
+    caption = f"{part}: images by true class (rows) and predicted class (columns)"
     table = tag("table", tag("caption", caption), tag("thead", head), tag("tbody", *rows), class_="heat")
     return scroll(table, caption)

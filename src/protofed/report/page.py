@@ -136,7 +136,7 @@ def _progress(content: ReportContent, live: Live | None) -> Html:
                 tag("button", "Stop", type="button", id="stop", class_="danger"),
                 tag(
                     "span",
-                    f" Finished rounds are kept; {resume(content) or 'the same command'} goes on from there.",
+                    f" Finished rounds are kept; {resume(content) or 'the same command'} continues from there.",
                     id="stopped",
                     role="status",
                 ),

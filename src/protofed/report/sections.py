@@ -50,11 +50,11 @@ def results(content: ReportContent, order: Mapping[str, int]) -> Iterator[Sectio
         ("accuracy", "Accuracy", _accuracy),
         ("metrics", "Metrics", metrics_section),
         ("course", "Round by round", _curves),
-        ("chance", "Could it be chance?", _significance),
+        ("chance", "Could this be chance?", _significance),
         ("communication", "Communication", _communication),
         ("privacy", "Privacy", _privacy),
         ("time", "Time", _time),
-        ("partition", "Who holds what", _partition),
+        ("partition", "Data of each client", _partition),
     ]
     for id, title, make in parts:
         bodies = [(group, make(group, index, order)) for index, group in enumerate(content.groups)]
@@ -96,10 +96,10 @@ def _accuracy_table(group: MethodGroup, view: ScoreView, heading: str, order: Ma
     note = "In %: mean over seeds ± standard deviation" if group.over_seeds else "In %"
     note += "; the best of each column is bold." if several else "."
     if any(row.paper for row in view.rows.values()):
-        note += " In brackets the paper's figure."
+        note += " The paper's figure is in brackets."
     below = {}
     if view.chance:
-        note += " Chance: always saying a test set's most frequent class."
+        note += " Chance: always predicting a test set's most frequent class."
         below["chance"] = [*(percent(view.chance.get(label)) for label in (*labels, "average")), *([""] * has_worst)]
     return join([method_table(heading, columns, rows, order, below), tag("p", note, class_="small")])
 
@@ -127,14 +127,14 @@ def _curves(group: MethodGroup, index: int, order: Mapping[str, int]) -> Html:
         return Html("")
     options = [tag("option", measure.label, value=measure.key) for measure in followed]
     choice = tag("label", "Show ", tag("select", *options, data_measure=index), class_="choice script")
-    over_seeds = "Mean over seeds after each round; the band spans the lowest and the highest seed"
+    over_seeds = "Mean over seeds after each round; the band spans the lowest to the highest seed"
     title = over_seeds if group.over_seeds else "After each round"
-    parts = [choice, chart("curves", index, 0, title), details("Figures behind the curves", table)]
+    parts = [choice, chart("curves", index, 0, title), details("Data behind the curves", table)]
     for view in group.views:
         rows = {name: _milestones(row.convergence) for name, row in view.rows.items() if row.convergence}
         if len(group.methods) > 1 and rows:
             target = group.target.get(view.name)
-            title = f"On the way, {view_title(view)}: up to {percent(target)} %, the target"
+            title = f"Cost of reaching the target, {view_title(view)}: {percent(target)} %"
             columns = ["rounds to target", "bytes to target", "settled in round", "fluctuation"]
             parts.append(details(title, method_table(title, columns, rows, order)))
     return join(parts)
@@ -190,8 +190,8 @@ def _significance(group: MethodGroup, index: int, order: Mapping[str, int]) -> H
     if not parts:
         return tag("p", "A test needs two seeds or more: add some with --seeds 0,1,2.")
     note = (
-        "Paired t-tests over the same seeds, corrected by Holm's method for the number of methods. An interval that "
-        "crosses zero means that these seeds cannot tell the two apart."
+        "Paired t-tests over the same seeds, with Holm's correction for the number of methods. If an interval "
+        "crosses zero, these seeds cannot tell the two methods apart."
     )
     return join([*parts, tag("p", note, class_="small")])
 
@@ -225,7 +225,7 @@ def _communication(group: MethodGroup, index: int, order: Mapping[str, int]) -> 
     ]
     spent = Html("")
     if group.views and _differ_in_bytes(costs):
-        spent = chart("spent", index, 0, "Average accuracy against everything sent until then, up and down")
+        spent = chart("spent", index, 0, "Average accuracy against total bytes sent so far, up and down")
     table = details("Exact figures", _bytes_table(costs, kinds, order))
     return join([tag("div", *bars, class_="pair"), spent, table])
 
@@ -280,7 +280,7 @@ def _privacy(group: MethodGroup, _index: int, order: Mapping[str, int]) -> Html:
         for name, entry in promised.items()
     }
     return method_table(
-        "What uploads give away", ["epsilon", "delta", "of one", "clients that share noise"], rows, order
+        "Privacy spent by uploads", ["epsilon", "delta", "of one", "clients that share noise"], rows, order
     )
 
 
@@ -360,14 +360,15 @@ def _again(content: ReportContent) -> Html:
         parts.append(
             tag(
                 "p",
-                "It was made from Python, with variants of its own; `protofed run --from` takes its run.json files.",
+                "The comparison was made from Python, with custom variants; `protofed run --from` accepts its "
+                "run.json files.",
             )
         )
     else:
-        parts += [tag("p", "With the versions below this gives the same figures:"), command_line(words)]
+        parts += [tag("p", "With the versions below, this gives the same figures:"), command_line(words)]
     going_on = resume(content)
     if going_on:
-        parts += [tag("p", "To finish what is here:"), command_line(going_on)]
+        parts += [tag("p", "To finish the remaining runs:"), command_line(going_on)]
     if content.all_runs:
         versions = content.all_runs[0].config["versions"]
         parts.append(

@@ -95,7 +95,7 @@ class ReportServer(ThreadingHTTPServer):
         try:
             super().__init__((_HOST, port), _Handler)
         except OSError as error:
-            raise UserError(f"port {port} cannot be used ({error.strerror}); leave --port out for a free one") from None
+            raise UserError(f"port {port} cannot be used ({error.strerror}); omit --port to get a free one") from None
 
     @cached_property
     def address(self) -> str:

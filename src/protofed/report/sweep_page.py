@@ -28,8 +28,8 @@ def sweep_page(sweep: Sweep, date: str, remarks: list[str]) -> str:
     share = f"{100 * float(content['validation']):.0f} %"
     how = tag(
         "p",
-        f"Trials are ranked on {share} of each client's training images, which are kept from training. Test images are "
-        "looked at once, for the winner.",
+        f"Trials are ranked on {share} of each client's training images, held out from training. Test images are "
+        "used once, for the winner.",
         class_="small",
     )
     table = sweep.table()
@@ -52,8 +52,10 @@ def _effects(sweep: Sweep) -> Iterator[Html]:
             line = [(value, sum(scores) / len(scores)) for value, scores in sorted(by_value.items())]
             charts.append(Html(line_chart(f"Validation score (%) by {key}", key, {key: line}).svg))
     if charts:
-        note = "Mean over the trials that share a value; read it with care where the others were drawn at random."
-        yield tag("section", tag("h2", "What each one does"), *charts, tag("p", note, class_="small"))
+        note = (
+            "Mean over the trials that share a value; interpret it with care if the other values were drawn at random."
+        )
+        yield tag("section", tag("h2", "Effect of each setting"), *charts, tag("p", note, class_="small"))
 
 
 def _on_test_data(content: Mapping[str, Any]) -> Iterator[Html]:

@@ -82,8 +82,8 @@ def _compared(group: MethodGroup, view: ScoreView) -> list[str]:
     row = view.rows[best]
     average = f"{percent(row.average['mean'])} %{_named(group)}"
     if len(view.rows) == 1:
-        return [f"By {view_title(view)}, only {best} can be scored: {average} on average."]
-    sentences = [f"By {view_title(view)}, {best} is best on average with {average}{_against(group, view, best)}."]
+        return [f"For {view_title(view)}, only {best} can be scored: {average} on average."]
+    sentences = [f"For {view_title(view)}, {best} is best on average with {average}{_against(group, view, best)}."]
     worst = {name: other.worst["mean"] for name, other in view.rows.items() if other.worst is not None}
     if worst and len(row.columns) > 1:
         firm = max(worst, key=lambda name: worst[name])
@@ -99,7 +99,7 @@ def _against(group: MethodGroup, view: ScoreView, best: str) -> str:
         return ""
     assert baseline is not None
     if best == baseline:
-        return ", and it is the baseline: nothing here is better"
+        return ", and it is the baseline: no other method is better"
     gap = 100 * (view.rows[best].average["mean"] - view.rows[baseline].average["mean"])
     ahead = f", {gap:.2f} points above {baseline}"
     test = view.rows[best].test
@@ -117,6 +117,6 @@ def _cheapest(group: MethodGroup) -> list[str]:
     least, most = min(sending, key=lambda name: sending[name]), max(sending, key=lambda name: sending[name])
     ratio = sending[most] / sending[least]
     if ratio < 1.05:
-        return [f"All send about as much: {size(sending[least])} up and down in a run."]
+        return [f"All methods send about as much: {size(sending[least])} up and down per run."]
     times = f"{ratio:.1f} times" if ratio < 10 else f"{ratio:.0f} times"
-    return [f"{least} sends least, {size(sending[least])} in a run; {most} sends {times} as much."]
+    return [f"{least} sends least, {size(sending[least])} per run; {most} sends {times} as much."]

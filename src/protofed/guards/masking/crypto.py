@@ -54,7 +54,7 @@ def agreed_key(own: X25519PrivateKey, other: bytes, purpose: bytes) -> bytes:
     try:
         secret = own.exchange(X25519PublicKey.from_public_bytes(other))
     except ValueError:  # of small order: whatever is agreed upon with it is known to all
-        raise BadMessage("a public key of a secure sum is none") from None
+        raise BadMessage("a public key of a secure sum is not valid") from None
     return HKDF(hashes.SHA256(), KEY_BYTES, None, purpose).derive(secret)
 
 

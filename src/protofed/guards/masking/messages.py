@@ -33,7 +33,7 @@ class _StrictMessage(BaseModel):
     def read(cls: type[M], content: bytes, sender: str) -> M:
         """From what was sent; anything else is refused in the name of the sender."""
         if len(content) > _BYTES_PER_SITE * _MOST_SITES:
-            raise BadMessage(f"{sender}: a message of {len(content)} bytes is none of a secure sum")
+            raise BadMessage(f"{sender}: a message of {len(content)} bytes does not belong to a secure sum")
         try:
             return cls.model_validate_json(content)
         except ValidationError as error:

@@ -65,14 +65,14 @@ class ServerParty:
         """The list for everybody, of those among `names` who have sent keys."""
         self._roster = {name: self._adverts[name] for name in sorted(names) if name in self._adverts}
         if len(self._roster) < FEWEST:
-            raise TooFewSites(f"a secure sum takes {FEWEST} sites or more, and {len(self._roster)} have sent keys")
+            raise TooFewSites(f"a secure sum needs at least {FEWEST} sites, and {len(self._roster)} have sent keys")
         return Roster(session=self.session, adverts=tuple(self._roster.values())).to_bytes()
 
     def take_bundle(self, name: str, content: bytes) -> None:
         """A site's shares for the others."""
         bundle = ShareBundle.read(content, name)
         if bundle.sealed.keys() != self._roster.keys() - {name}:
-            raise BadMessage(f"{name}: its shares are not for all others of the list")
+            raise BadMessage(f"{name}: its shares do not cover all other sites of the list")
         self._bundles[name] = bundle
 
     def inboxes(self) -> dict[str, bytes]:
@@ -97,11 +97,11 @@ class ServerParty:
         reveal = Reveal.read(content, name)
         left = set(self._survivors)
         if reveal.seeds.keys() != left or reveal.mask_keys.keys() != self._bundles.keys() - left:
-            raise BadMessage(f"{name}: its shares are not those that were asked for")
+            raise BadMessage(f"{name}: its shares are not the requested ones")
         place = list(self._roster).index(name) + 1
         shares = (*reveal.seeds.values(), *reveal.mask_keys.values())
         if any(int.from_bytes(share[:4], "little") != place for share in shares):
-            raise BadMessage(f"{name}: its shares are somebody else's")
+            raise BadMessage(f"{name}: its shares belong to another site")
         self._reveals[name] = reveal
         return len(self._reveals) >= threshold(len(self._roster))
 
@@ -140,10 +140,10 @@ class ServerParty:
     def _joined(self, name: str, shares: list[bytes], is_right: Callable[[bytes], bool]) -> bytes:
         secret = crypto.joined_secret(shares, threshold(len(self._roster)), is_right)
         if secret is None:
-            raise TooFewSites(f"too few right shares of a secret of {name} have come")
+            raise TooFewSites(f"too few correct shares of a secret of {name} have arrived")
         return secret
 
     def _refuse_too_few(self, number: int, what: str) -> None:
         needed = threshold(len(self._roster))
         if number < needed:
-            raise TooFewSites(f"{number} of {len(self._roster)} sites {what}, and a secure sum takes {needed}")
+            raise TooFewSites(f"{number} of {len(self._roster)} sites {what}, and a secure sum needs {needed}")

@@ -40,7 +40,7 @@ class UnreadableShares(BadMessage):
     """A site's shares do not open at another one: it, or the server, has not kept to the protocol."""
 
     def __init__(self, sender: str) -> None:
-        super().__init__(f"{_SERVER}: the shares of {sender} do not open; was it told another list of members?")
+        super().__init__(f"{_SERVER}: the shares of {sender} do not open; was it given another list of members?")
         self.sender = sender
 
 
@@ -85,7 +85,7 @@ class SiteParty:
         if stage in self._done:
             before, reply = self._done[stage]
             if before != digest:
-                raise BadMessage(f"{_SERVER}: stage {stage} of this sum was asked for before with another content")
+                raise BadMessage(f"{_SERVER}: stage {stage} of this sum was requested before with different content")
             return reply
         if len(self._done) != _STAGES.index(stage):
             raise BadMessage(f"{_SERVER}: stage {stage} of a sum comes after {_STAGES[_STAGES.index(stage) - 1]}")
@@ -127,22 +127,24 @@ class SiteParty:
     def _refuse_wrong_roster(self, listed: Mapping[str, KeyAdvert], entries: int) -> None:
         """A server that could add sites of its own making, or leave out all but one, would learn that one's numbers."""
         if len(listed) != entries:
-            raise BadMessage(f"{_SERVER}: the list of members names somebody twice")
+            raise BadMessage(f"{_SERVER}: the list of members names a site twice")
         if list(listed) != sorted(listed):
             raise BadMessage(f"{_SERVER}: the list of members is not in order")
         if len(listed) < self._fewest:
             raise BadMessage(
-                f"{_SERVER}: a secure sum of {len(listed)} sites hides too little; it takes {self._fewest}"
+                f"{_SERVER}: a secure sum of {len(listed)} sites hides too little; it needs {self._fewest}"
             )
         mine = listed.get(self._identity.name)
         if mine is None or mine.to_bytes() != self._done["advertise"][1]:
-            raise BadMessage(f"{_SERVER}: the list of members does not have this site's keys")
+            raise BadMessage(f"{_SERVER}: the list of members lacks this site's keys")
         for name, advert in listed.items():
             key = self._identity.members.get(name)
             if key is None:
-                raise BadMessage(f"{_SERVER}: the list of members has {name}, whose public key this site was not given")
+                raise BadMessage(
+                    f"{_SERVER}: the list of members contains {name}, whose public key this site does not have"
+                )
             if not crypto.is_signed(key, advert.signature, advert.signed_text(self.session)):
-                raise BadMessage(f"{_SERVER}: the list of members has keys of {name} that {name} has not signed")
+                raise BadMessage(f"{_SERVER}: the list of members contains keys of {name} that {name} has not signed")
 
     def _cipher_key(self, other: KeyAdvert, sends: bool) -> bytes:
         own, theirs = self._identity.name, other.name
@@ -157,10 +159,14 @@ class SiteParty:
         self._refuse_other_sum(inbox.session)
         own = self._identity.name
         if strange := sorted(inbox.sealed.keys() - self._roster.keys() | inbox.sealed.keys() & {own}):
-            raise BadMessage(f"{_SERVER}: shares of {strange[0]}, which is not among the others of the list")
+            raise BadMessage(
+                f"{_SERVER}: it sent shares of {strange[0]}, which is not among the other sites of the list"
+            )
         needed = threshold(len(self._roster))
         if len(inbox.sealed) + 1 < needed:
-            raise BadMessage(f"{_SERVER}: {len(inbox.sealed) + 1} of {len(self._roster)} sites are left, not {needed}")
+            raise BadMessage(
+                f"{_SERVER}: {len(inbox.sealed) + 1} of {len(self._roster)} sites are left, but {needed} are needed"
+            )
         for name, content in sorted(inbox.sealed.items()):
             opened = crypto.unsealed(
                 self._cipher_key(self._roster[name], sends=False), content, self._context(name, own)
@@ -179,12 +185,12 @@ class SiteParty:
         self._refuse_other_sum(survivors.session)
         left = set(survivors.names)
         if len(left) != len(survivors.names) or not left <= self._shares.keys():
-            raise BadMessage(f"{_SERVER}: the list of survivors is not one of those who agreed on masks")
+            raise BadMessage(f"{_SERVER}: the list of survivors is not a subset of the sites that agreed on masks")
         if self._identity.name not in left:
-            raise BadMessage(f"{_SERVER}: this site has sent its numbers, and is not on the list of survivors")
+            raise BadMessage(f"{_SERVER}: this site has sent its numbers, but is not on the list of survivors")
         needed = threshold(len(self._roster))
         if len(left) < needed:
-            raise BadMessage(f"{_SERVER}: a sum of {len(left)} sites is not unmasked, but one of {needed} or more")
+            raise BadMessage(f"{_SERVER}: a sum of {len(left)} sites is not unmasked; at least {needed} are needed")
         size = crypto.SHARE_BYTES
         seeds = {name: share[:size] for name, share in self._shares.items() if name in left}
         keys = {name: share[size:] for name, share in self._shares.items() if name not in left}

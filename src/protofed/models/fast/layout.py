@@ -35,14 +35,14 @@ def choose_layout(
     broken = any(map(_breaks_channels_last, models))
     if name == "channels-last" and broken:
         raise UserError(
-            "layout=channels-last: on a CPU, torch corrupts memory in strided 1x1 convolutions of fewer than "
-            f"{_ENOUGH_CHANNELS} channels that lie last, and this model has one; use --layout auto, or a wider model"
+            "layout=channels-last: on a CPU, torch corrupts memory in strided channels-last 1x1 convolutions of "
+            f"fewer than {_ENOUGH_CHANNELS} channels, and this model has one; use --layout auto, or a wider model"
         )
     in_strips = convolve and all(map(_fits_strips, models)) and device.type == "cpu" and not autocast
     if name == "strips" and not in_strips:
         raise UserError(
-            "layout=strips is for networks whose every convolution is pooled and not padded, such as lenet5, "
-            "on a CPU and without --autocast; use --layout auto"
+            "layout=strips needs a network whose convolutions are all pooled and unpadded, such as lenet5, on a "
+            "CPU and without --autocast; use --layout auto"
         )
     if name != "auto":
         return name

@@ -146,7 +146,7 @@ def frozen_extractor(stages: Iterable[nn.Module], image_shape: ImageShape, threa
         difference = (fast.features(x) - expected).abs().max() / expected.abs().max().clamp(min=1)
     except Exception as error:  # a plugin's stage may hold anything, and ONNX Runtime refuses in its own ways
         log.warning(
-            "frozen stages run on torch, which is slower: they cannot be written as onnx (%s)",
+            "frozen stages run on torch, which is slower: they cannot be exported to onnx (%s)",
             str(error).strip().partition("\n")[0],
         )
         return reference
