@@ -78,6 +78,7 @@ def _compared(left: str, variants: dict[str, Any], seeds: list[int], data: str, 
         clients=others,
         fraction=0.3,
         evaluate_every=1000,
+        engine="loop",
     )
 
 
