@@ -13,9 +13,9 @@ from protofed.clients import ClientSide, RunContext, Train, Trained, prepare
 from protofed.clients.optimizers import make_optimizers
 from protofed.clients.samples import ClientSamples
 from protofed.clients.store import ClientState, ClientStore
-from protofed.clients.training import train
+from protofed.clients.training import dropout_seed, train, training_batches
 from protofed.data import Augment, Images, Normalise
-from protofed.method import Method, Step
+from protofed.method import Method, Plan, Step
 from protofed.methods.fedavg import FedAvg
 from protofed.models import everything, head, normalisation
 from protofed.models.net import Net
@@ -166,6 +166,28 @@ def test_an_epoch_shows_every_sample_once_in_the_drawn_order() -> None:
     order = torch.randperm(10, generator=generator(3, "order"))
     assert torch.equal(x, Normalise.default(1)(pictures().x, torch.float32)[order])
     assert torch.equal(y, pictures().y[order])
+
+
+def test_balanced_epochs_draw_every_class_equally_often() -> None:
+    rare = Images(pictures(1000).x, (torch.arange(1000) < 50).long())
+    drawn = ClientSamples(rare, Normalise.default(1), Augment(), torch.float32, torch.device("cpu"), balanced=True)
+    _, y = gathered(drawn.epoch(100, generator(0, "order"), generator(0, "chance")))
+    assert len(y) == 1000
+    # Six standard deviations about a half; by frequency it would be a twentieth.
+    assert y.float().mean().item() == pytest.approx(0.5, abs=0.1)
+
+
+def test_notes_are_kept_of_the_last_epoch_only(make_at: Any) -> None:
+    class Noting(FedAvg):
+        keeps_notes = True
+
+    at = make_at(plan=Plan(epochs=(3,), batch=4))
+    assert [batch.noted for batch in training_batches(Noting(), samples(), at)] == [False] * 6 + [True] * 3
+
+
+def test_dropout_differs_between_rounds_and_clients(make_at: Any) -> None:
+    places = [make_at(round=round, client=client) for round in (0, 1) for client in ("a", "b")]
+    assert len({dropout_seed(at) for at in places}) == 4
 
 
 def test_augmentation_happens_in_training_and_follows_its_generator() -> None:

@@ -15,7 +15,7 @@ from protofed.cli.app import main
 from protofed.errors import UserError
 from protofed.explain import explain
 from protofed.explain.evidence import explain_with, kind_of_evidence
-from protofed.explain.exact import LogitEvidence, decides_by_patches, pooled_head
+from protofed.explain.exact import LogitEvidence, _shifted, decides_by_patches, pooled_head
 from protofed.explain.explanation import Explanation
 from protofed.models import build_model
 from protofed.models.net import Net
@@ -108,6 +108,12 @@ def test_maps_over_shifted_copies_add_up_to_the_mean_of_their_logits(runs: dict[
     assert float(found.map.sum(dtype="float64")) + found.bias == pytest.approx(mean, abs=1e-5)
     assert found.patches.sum() + found.bias == pytest.approx(found.logit, abs=1e-9)
     assert found.logit != pytest.approx(mean, abs=1e-6)
+
+
+def test_a_shift_looks_further_down_and_right() -> None:
+    x = torch.arange(36.0).view(1, 1, 6, 6)
+    assert torch.equal(_shifted(x, 2, 1)[0, 0, :4, :5], x[0, 0, 2:, 1:])
+    assert torch.equal(_shifted(x, -2, -1)[0, 0, 2:, 1:], x[0, 0, :4, :5])
 
 
 @pytest.mark.parametrize("model", ["resnet10", "resnet50", "efficientnet_lite0"])

@@ -1,8 +1,10 @@
 import html
 import json
 import shutil
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -290,6 +292,33 @@ def test_curves_begin_at_the_image_and_at_its_blur(parts_run: Path) -> None:
         ends.append(np.mean([given[n, views[i].predicted].item() for n, i in enumerate(boxed)]))
     assert curves.deletion[0] == pytest.approx(ends[0], abs=1e-6)
     assert curves.insertion[0] == pytest.approx(ends[1], abs=1e-6)
+
+
+def test_a_box_wins_over_the_mean_of_random_ones() -> None:
+    """A model whose probability is the brightness of the image, and a box about its only bright spot."""
+    spot = np.zeros((32, 32), dtype=np.float32)
+    spot[8:16, 8:16] = 255
+    bright = torch.from_numpy(spot)[None]
+    shown = replace(evidence((12, 12)), map=spot, box=Box(8, 16, 8, 16))
+    seen: list[torch.Tensor] = []
+
+    def brightness(_net: Any, x: torch.Tensor, _at: Any) -> torch.Tensor:
+        seen.append(x.mean((1, 2, 3)))
+        return torch.stack([1 - seen[-1], seen[-1]], 1)
+
+    opened = SimpleNamespace(
+        model_of=lambda _: (SimpleNamespace(eval=nullcontext), None),
+        normalised=lambda x: x,
+        method=SimpleNamespace(predict=brightness),
+    )
+    view = Explanation("a", (0.0, 1.0), (shown,))
+    curves = faithfulness(opened, "a", bright[None], [view], numpy_generator(0, "f"), randoms=3)  # type: ignore[arg-type]
+    assert curves is not None
+    assert (curves.deletion_wins, curves.insertion_wins) == (1, 1)
+    by_box = seen[0].double().view(2, 4, len(FRACTIONS)).numpy()
+    assert len({round(float(value), 6) for value in by_box[0, 1:, -1]}) > 1
+    assert curves.deletion_random == pytest.approx(by_box[0, 1:].mean(0))
+    assert curves.insertion_random == pytest.approx(by_box[1, 1:].mean(0))
 
 
 def test_pixels_go_in_the_order_of_the_map() -> None:

@@ -27,6 +27,26 @@ class Breaks(FedAvg):
         return super().loss(net, x, y, at)
 
 
+class AggregatesWithout(Breaks):
+    """Breaks at some clients, and fails where the server is told that they took part."""
+
+    def aggregate(self, server: Any, total: Any, at: At) -> Any:
+        """The mean, unless somebody is said to have taken part who has not."""
+        if any(client[0] in self.who for client in at.participants):
+            raise ValueError(f"told of {at.participants}")
+        return super().aggregate(server, total, at)
+
+
+class OneCounts(FedAvg):
+    """In an ensemble only one client counts."""
+
+    who: str = knob("the client", default="a-0")
+
+    def member_weight(self, at: At) -> float:
+        """All or nothing."""
+        return float(at.client == self.who)
+
+
 class Dies(FedAvg):
     """In one round the process that trains client b is killed in the middle of a batch."""
 

@@ -174,6 +174,18 @@ def test_failing_in_upload(make_data: Any, tiny_run: Any) -> None:
 # Evaluation
 
 
+def test_the_server_is_told_who_took_part(tiny_run: Any) -> None:
+    run = tiny_run(f"{MISBEHAVING}:AggregatesWithout", rounds=1, set={"who": "b"})
+    assert [event["client"] for event in run.rounds[0]["events"]] == ["b-0"]
+
+
+@pytest.mark.parametrize("who", ["a-0", "b-0", "c-0"])
+def test_members_of_an_ensemble_count_as_the_method_says(who: str, tiny_run: Any) -> None:
+    run = tiny_run(f"{MISBEHAVING}:OneCounts", rounds=1, set={"who": who}, ensemble=True, evaluate_local=True)
+    accuracy = run.rounds[0]["accuracy"]
+    assert accuracy["global"][who[0]] == accuracy["local"][who]
+
+
 def test_evaluate_every(tiny_run: Any) -> None:
     run = tiny_run("fedavg", rounds=5, evaluate_every=2)
     assert [record["accuracy"] is not None for record in run.rounds] == [False, True, False, True, True]

@@ -9,7 +9,9 @@ import torch
 from by_hand import total
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.nn import functional
 
+from protofed.closed_form.selection import LAMS, TEMPERATURES, best, scores
 from protofed.closed_form.sketch import expanded, sketched
 from protofed.closed_form.sums import ClassSumsUpload, means_of
 from protofed.errors import UserError
@@ -39,7 +41,7 @@ class Played:
         clients = {site: len(SITES[site][1]) for site in sites}
         of = dict(zip(sites, domains or sites, strict=True))
         self.at = make_at(clients=clients, domains=of, client=None, plan=method.plan(make_at().plan))
-        net = Net(method.build(base, self.at).double())
+        self.net = net = Net(method.build(base, self.at).double())
         server = method.server_state(net, self.at)
         for round in range(self.at.plan.rounds):
             uploads = {}
@@ -55,6 +57,12 @@ class Played:
     @property
     def head(self) -> tuple[Tensor, Tensor]:
         return head_of(self.server)
+
+    def at_site(self, site: str) -> Any:
+        """Where a site stands that has been told the sums of all."""
+        sums, gram = (means_of(table) for table in (self.server.total.sums, self.server.total.gram))
+        down = replace(self.server.shared, sums=sums, gram=gram)
+        return replace(self.at, round=1, client=site, down=down, memory=self.memory[site])
 
     def without(self, site: str) -> Any:
         rest = tuple(other for other in self.sites if other != site)
@@ -211,6 +219,39 @@ def test_sites_choose_the_temperature_by_heads_made_without_them(play: Any) -> N
     assert lam == 1.0
     torch.testing.assert_close(tuned.head[0] * tau, plain.head[0])
     assert not tuned.server.shared.gram.held.any(), "nobody needs the sums any more"
+
+
+def test_the_temperature_divides_weights_and_bias(play: Any) -> None:
+    played = play(ProtoRidge(tune="temperature"))
+    tau = float(played.server.shared.chosen[1])
+    assert tau != pytest.approx(1)
+    for tuned, plain in zip(played.head, play(ProtoRidge()).head, strict=True):
+        torch.testing.assert_close(tuned * tau, plain, atol=1e-12, rtol=0)
+
+
+def test_the_likeliest_candidate_is_chosen() -> None:
+    told = torch.full((len(LAMS), len(TEMPERATURES)), -2.0)
+    told[4, 7], told[1, 3] = -0.5, -3.0
+    assert best(told, LAMS) == (LAMS[4], TEMPERATURES[7])
+
+
+def test_a_site_scores_heads_of_the_others(play: Any, samples_of: Any) -> None:
+    played = play(ProtoRidge(tune="lam"))
+    x, y = torch.tensor(SITES["A"][0], dtype=torch.float64), torch.tensor(SITES["A"][1])
+    told = played.method.scores(played.net, samples_of(x, y.tolist()), played.at_site("A"))
+    heads = [play(ProtoRidge(lam=lam), "B").head for lam in LAMS]
+    torch.testing.assert_close(told.value, scores([x @ W + b for W, b in heads], y, LAMS).value, atol=1e-6, rtol=0)
+    assert told.weight == 2
+
+
+def test_in_a_head_of_its_own_a_site_counts_rho_times_more(play: Any) -> None:
+    method = ProtoRidge(rho=3.0)
+    W, b = method.head_of_own(play(method).at_site("A"))
+    x, y = (torch.cat([torch.tensor(SITES[site][part]) for site in "AAAAB"]) for part in (0, 1))
+    x, own = x.double(), functional.one_hot(y).double()
+    expected = method.head_of(own.sum(0), own.T @ x, x.T @ x, method.lam)
+    for found, right in zip((W, b), expected, strict=True):
+        torch.testing.assert_close(found, right, atol=1e-6, rtol=0)
 
 
 def test_a_sum_is_exact_and_its_parts_can_be_taken_away() -> None:
