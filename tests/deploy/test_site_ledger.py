@@ -192,7 +192,8 @@ def test_what_a_run_costs_is_what_the_server_says(federation: Federation) -> Non
 
 
 @pytest.mark.parametrize(
-    ("guard", "reason"), [(None, "the run promises none"), ("clip=1,noise=2", "the server knows noise from the seed")]
+    ("guard", "reason"),
+    [(None, "the run guarantees none"), ("clip=1,noise=2", "the server can compute noise from the seed")],
 )
 def test_a_budget_needs_noise_that_the_server_does_not_know(
     federation: Federation, guard: str | None, reason: str
