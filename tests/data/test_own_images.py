@@ -92,9 +92,9 @@ def test_every_oddity_is_told_once(oddities: Path) -> None:
     texts = [str(problem) for problem in report.problems]
     for name in ("loose.png", "film.gif", "stack.tif", "ct.dcm", "gone.png", "broken.png", "cut.png", "unklar"):
         assert sum(name in text for text in texts) >= 1, name
-    assert any("2 files ending in .txt are no images and are left out" in text for text in texts)
-    assert any("volumes are not read" in text for text in texts)
-    assert "3 pages or frames, of which 3 are read" in str(told["pages"])
+    assert any("2 files ending in .txt are not images and are left out" in text for text in texts)
+    assert any("volumes are not supported" in text for text in texts)
+    assert "3 pages or frames in total, of which 3 are read" in str(told["pages"])
     assert {problem.file.rpartition("/")[2] for problem in report.errors} == {"broken.png", "cut.png"}
     north, south = report.summary.domains
     # 12 patients with two images each; a webp and the first frame of a gif; three pages, a CT, an MR.
@@ -143,7 +143,7 @@ def test_sites_split_themselves_by_patient(tmp_path: Path) -> None:
     assert set.intersection(*sides(alone, "a")), "without groups images of a patient are on both sides"
     other = load(str(tmp_path / "nested"), reading=ReadOptions(split_seed=1))
     assert sides(other, "a")[1] != sides(nested, "a")[1]
-    with pytest.raises(UserError, match="no regular expression"):
+    with pytest.raises(UserError, match="not a regular expression"):
         ReadOptions(group_by="(")
     with pytest.raises(UserError, match="above 0 and below 1"):
         ReadOptions(test_share=1.0)

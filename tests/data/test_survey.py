@@ -54,7 +54,7 @@ def test_copies_are_told_by_what_they_spoil(tmp_path: Path) -> None:
     (a / "train/y/7.png").write_bytes((a / "train/y/8.png").read_bytes())
     report = survey(str(tmp_path))
     assert kinds(report) == ["copies", "copy-in-test", "two-labels"]
-    assert "1 test image is a training image, too" in report.advice[0]
+    assert "1 test image is also a training image" in report.advice[0]
 
 
 def test_near_copies_between_train_and_test(tmp_path: Path) -> None:

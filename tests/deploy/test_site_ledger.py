@@ -147,7 +147,7 @@ def test_a_lost_answer_is_not_made_again(federation: Federation) -> None:
     site = fresh(federation, "b")
     site.answer(envelope)
     next((federation.folder / "state" / "b" / "runs").glob("*/answers/train-0")).unlink()
-    assert b"answered round 1 already, and the answer is no longer kept" in site.answer(envelope)
+    assert b"already answered round 1, and the answer is no longer kept" in site.answer(envelope)
 
 
 @pytest.mark.parametrize("limit", ["total_rounds", "epsilon"])
