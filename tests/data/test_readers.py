@@ -274,7 +274,7 @@ def test_test_images_in_training_are_reported(tmp_path):
 def test_folder_mistakes(tmp_path):
     refused(tmp_path / "absent", "does not exist; a folder holds")
     refused(tmp_path / "gone" / "absent", "does not exist; a folder holds")
-    refused(tmp_path, "empty of data; a folder holds")
+    refused(tmp_path, "contains no data; a folder holds")
     file = tmp_path / "file.txt"
     file.write_text("text")
     refused(file, "is not a folder")
@@ -368,7 +368,7 @@ def test_manifest_mistakes(tmp_path):
     refused(manifest(tmp_path, [row | {"split": "train"} for row in good]), "domain site has no test images")
     refused(manifest(tmp_path, [row | {"split": "both"} for row in good]), "line 2: split is 'both'; it must be train")
     both = [row | {"split": part, "patient": "p"} for row, part in zip(good, ("train", "test") * 2, strict=True)]
-    refused(manifest(tmp_path, both), "line 3: patient p of domain site is in train and in test")
+    refused(manifest(tmp_path, both), "line 3: patient p of domain site is in both train and test")
     path = manifest(tmp_path, good)
     (tmp_path / good[2]["file"]).unlink()
     refused(path, "line 4: there is no file site/2-0.png; files are relative to the csv")

@@ -152,5 +152,5 @@ def test_the_command_lists_everything_and_writes_a_page(
     assert main(["data", str(root), "--page"]) == 2
     said = capfd.readouterr()
     assert said.out.count("error (unreadable)") == 2
-    assert said.err == f"error: {root} cannot be trained on yet: 2 of the problems above have to be mended\n"
+    assert said.err == f"error: {root} cannot be trained on yet: 2 of the problems above have to be fixed\n"
     assert (tmp_path / "<my> data.data.html").exists()

@@ -488,7 +488,7 @@ def test_a_policy_lets_no_large_message_out(federation: Federation) -> None:
     federation.add("a")
     federation.add("b", policy=Policy(message_bytes=1000))
     run = federation.run("i2pfl")
-    assert "lets out 1000 bytes at most" in run.rounds[0]["events"][0]["reason"]
+    assert "allows messages of at most 1000 bytes" in run.rounds[0]["events"][0]["reason"]
     sent = [json.loads(line) for line in (federation.folder / "state/b/sent.jsonl").read_text().splitlines()]
     assert max(line["bytes"] for line in sent) <= 1000
 
@@ -562,7 +562,9 @@ def test_errors_are_told_and_logged_without_their_text(
             return super().upload(net, data, at)
 
     register("leaky")(Leaky)
-    with pytest.raises(UserError, match=r"every client failed in round 1.*ValueError.*tried 1 times; --resume goes on"):
+    with pytest.raises(
+        UserError, match=r"every client failed in round 1.*ValueError.*tried 1 times; --resume continues"
+    ):
         three.run("leaky", rounds=1)
     assert any(b"ValueError" in reply for reply in three.grid.carried)
     assert not any(b"bad image" in reply for reply in three.grid.carried)
