@@ -1,5 +1,5 @@
 #!/bin/sh
-# Begins the run that a configuration file describes, or goes on with it after a restart:
+# Starts the run that a configuration file describes, or continues it after a restart:
 #   start-server.sh CONFIG RUN [options of protofed deploy server]
 set -eu
 config=$1

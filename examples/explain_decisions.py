@@ -1,4 +1,4 @@
-"""Which part of an image spoke for a decision, and do the sites agree?"""
+"""Which part of an image led to a decision, and do the sites agree?"""
 
 import protofed
 from protofed.explain import explain

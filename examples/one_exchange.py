@@ -1,4 +1,4 @@
-"""Sites send sums once, the server computes the head from them; a site that leaves is subtracted again."""
+"""Sites send sums once and the server computes the head from them; a site that leaves is subtracted."""
 
 import protofed
 from protofed.inference.forget import forget

@@ -1,7 +1,7 @@
-"""Image files in folders: train on those of two sites, classify new ones, and hand the model to another program.
+"""Image files in folders: train on two sites, classify new images, and export the model for another program.
 
-Put your own images in place of those that `draw_images` makes: my-images/SITE/CLASS/FILE.png. Sites without a test
-folder keep a fifth of their images to test on.
+Replace the images that `draw_images` creates with your own: my-images/SITE/CLASS/FILE.png. Sites without a test
+folder hold out a fifth of their images for testing.
 """
 
 from pathlib import Path

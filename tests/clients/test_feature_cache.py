@@ -59,7 +59,7 @@ def test_a_damaged_feature_counts_as_missing(tmp_path: Path, caplog: pytest.LogC
         (value,) = database.execute("SELECT value FROM features WHERE image = ?", (b"image 1",)).fetchone()
         database.execute("UPDATE features SET value = ? WHERE image = ?", (value[:-4], b"image 1"))
     assert cache.read(BACKBONE, list(some(3))).keys() == {b"image 0", b"image 2"}
-    assert "1 kept features" in caplog.text
+    assert "1 cached features" in caplog.text
 
 
 @pytest.mark.parametrize("damage", ["truncated", "rubbish"])
@@ -109,7 +109,7 @@ def test_a_folder_that_can_only_be_read(nobody: Path, caplog: pytest.LogCaptureF
         cache.write(BACKBONE, some(4))
     assert cache.content().features == 3
     (line,) = caplog.messages
-    assert "can only be read" in line
+    assert "is read-only" in line
     assert "its features are used" in line
     assert {path.name: path.read_bytes() for path in nobody.iterdir()} == before
 

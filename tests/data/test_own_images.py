@@ -92,16 +92,16 @@ def test_every_oddity_is_told_once(oddities: Path) -> None:
     texts = [str(problem) for problem in report.problems]
     for name in ("loose.png", "film.gif", "stack.tif", "ct.dcm", "gone.png", "broken.png", "cut.png", "unklar"):
         assert sum(name in text for text in texts) >= 1, name
-    assert any("2 files ending in .txt are no images and are left out" in text for text in texts)
-    assert any("volumes are not read" in text for text in texts)
-    assert "3 pages or frames, of which 3 are read" in str(told["pages"])
+    assert any("2 files ending in .txt are not images and are left out" in text for text in texts)
+    assert any("volumes are not supported" in text for text in texts)
+    assert "3 pages or frames in total, of which 3 are read" in str(told["pages"])
     assert {problem.file.rpartition("/")[2] for problem in report.errors} == {"broken.png", "cut.png"}
     north, south = report.summary.domains
     # 12 patients with two images each; a webp and the first frame of a gif; three pages, a CT, an MR.
     assert (north.name, north.train + north.test) == ("Zürich", 24 + 2 + 5)
     assert (south.name, south.train + south.test) == ("हिन्दी", 24)
     assert report.summary.classes == ("gesund", "krank")
-    assert "2 problems keep this data from being trained on" in report.advice[0]
+    assert "2 problems prevent training on this data" in report.advice[0]
 
 
 def test_all_broken_files_are_refused_at_once_or_skipped(oddities: Path) -> None:
@@ -143,7 +143,7 @@ def test_sites_split_themselves_by_patient(tmp_path: Path) -> None:
     assert set.intersection(*sides(alone, "a")), "without groups images of a patient are on both sides"
     other = load(str(tmp_path / "nested"), reading=ReadOptions(split_seed=1))
     assert sides(other, "a")[1] != sides(nested, "a")[1]
-    with pytest.raises(UserError, match="no regular expression"):
+    with pytest.raises(UserError, match="not a regular expression"):
         ReadOptions(group_by="(")
     with pytest.raises(UserError, match="above 0 and below 1"):
         ReadOptions(test_share=1.0)
@@ -154,7 +154,9 @@ def test_a_patient_in_train_and_test_is_refused(tmp_path: Path) -> None:
         for patient in patients:
             write(tmp_path / "a" / part / "x" / f"p{patient}" / "0.png")
             write(tmp_path / "a" / part / "y" / f"q{patient}" / "0.png")
-    with pytest.raises(UserError, match=r"has 2 problems.*patient p2 of domain a is in train and in test.*patient q2"):
+    with pytest.raises(
+        UserError, match=r"has 2 problems.*patient p2 of domain a is in both train and test.*patient q2"
+    ):
         load(str(tmp_path))
     assert len(load(str(tmp_path), reading=ReadOptions(group_by="none")).domains["a"].train) == 4
 
@@ -165,7 +167,7 @@ def test_dicom_patients_stay_together_and_are_not_named(tmp_path: Path) -> None:
         place.mkdir(parents=True)
         (place / "1.dcm").write_bytes(sample("CT_small.dcm"))
         write(tmp_path / "a" / part / "y" / "0.png")
-    with pytest.raises(UserError, match="the patient of this file of domain a is in train and in test") as caught:
+    with pytest.raises(UserError, match="the patient of this file of domain a is in both train and test") as caught:
         load(str(tmp_path))
     assert str(pydicom.dcmread(tmp_path / "a/test/x/1.dcm").PatientID) not in str(caught.value)
 
@@ -180,7 +182,7 @@ def test_val_is_for_validation(tmp_path: Path, tiny_run: Any) -> None:
     assert len(dataset.domains["a"].validation) == 10
     assert dataset.validation_offsets == {"a": range(16, 26)}
     unused = tiny_run("fedavg", str(tmp_path / "data"), rounds=1)
-    assert any("10 images that sites keep to validate on are not used" in text for text in unused.config["warnings"])
+    assert any("10 validation images of the sites are not used" in text for text in unused.config["warnings"])
     used = tiny_run("fedavg", str(tmp_path / "data"), rounds=1, set={"data.validation": "0.1"})
     assert used.rounds[0]["validation"] is not None
     assert used.rounds[0]["samples"] == 16, "nothing is taken away from training"

@@ -271,7 +271,7 @@ def test_a_folder_that_changes_while_it_is_read_is_refused(folder: str, monkeypa
         return make(*given)
 
     monkeypatch.setattr(files, "empty_pixels", meanwhile)
-    with pytest.raises(UserError, match=r"3\.png was changed while it was read; start again"):
+    with pytest.raises(UserError, match=r"3\.png changed while it was read; try again"):
         load(folder)
 
     def removed(*given: Any) -> Any:
@@ -279,7 +279,7 @@ def test_a_folder_that_changes_while_it_is_read_is_refused(folder: str, monkeypa
         return make(*given)
 
     monkeypatch.setattr(files, "empty_pixels", removed)
-    with pytest.raises(UserError, match=r"3\.png was changed while it was read"):
+    with pytest.raises(UserError, match=r"3\.png changed while it was read"):
         load(folder)
 
 
@@ -330,7 +330,7 @@ def test_a_disk_that_fills_or_fails_later_is_one_line(
     file = PixelFile((4, 1, 2, 2))
     os.ftruncate(file._file.fileno(), 10)
     assert file[1].shape == (1, 2, 2)
-    with pytest.raises(UserError, match="cut short"):
+    with pytest.raises(UserError, match="truncated"):
         StoredPixels([file])[:]
 
 

@@ -270,7 +270,7 @@ def test_rows():
         ("equal=0", {}, "whole number of at least 1"),
         ("equal=two", {}, "'two' is not a number"),
         ("one-per-domain=3", {}, "takes no value"),
-        ("one-per-domain", {"clients": "mnist=2"}, "drop --clients"),
+        ("one-per-domain", {"clients": "mnist=2"}, "omit --clients"),
         ("leave-out=minst", {}, "did you mean mnist"),
         ("leave-out=mnist", {"clients": "mnist=2"}, "left out"),
         ("dirichlet=0.3", {}, "needs a number of clients"),

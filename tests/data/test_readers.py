@@ -201,7 +201,7 @@ def test_image_folders(tmp_path):
     first = np.asarray(Image.open(tmp_path / "a" / "train" / "cat" / "0.png"))
     assert np.array_equal(data.domains["a"].train.x[0].permute(1, 2, 0).numpy(), first)
     (only,) = data.warnings
-    assert "1 file ending in .txt is no image and is left out: a/train/cat/notes.txt" in only
+    assert "1 file ending in .txt is not an image and is left out: a/train/cat/notes.txt" in only
 
 
 @pytest.mark.parametrize("suffix", [".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".PNG"])
@@ -268,20 +268,20 @@ def test_test_images_in_training_are_reported(tmp_path):
     content = arrays()
     content["x_test"][2] = content["x_train"][4]
     warnings = load(str(write_npz(tmp_path, "a", **content))).warnings
-    assert warnings == ("domain a: 1 of 6 test images are training images too",)
+    assert warnings == ("domain a: 1 of 6 test images are also training images",)
 
 
 def test_folder_mistakes(tmp_path):
     refused(tmp_path / "absent", "does not exist; a folder holds")
     refused(tmp_path / "gone" / "absent", "does not exist; a folder holds")
-    refused(tmp_path, "empty of data; a folder holds")
+    refused(tmp_path, "contains no data; a folder holds")
     file = tmp_path / "file.txt"
     file.write_text("text")
     refused(file, "is not a folder")
     (tmp_path / "site").mkdir()
     refused(tmp_path, "site holds no images; images .* go into site/CLASS/ or site/train/CLASS/")
     (tmp_path / "site" / "test").mkdir()
-    refused(tmp_path, "has no folder train")
+    refused(tmp_path, "but no folder train")
     (tmp_path / "site" / "train").mkdir()
     refused(tmp_path, "train holds no images")
     refused(tmp_path / "site", "one folder per domain")
@@ -368,7 +368,7 @@ def test_manifest_mistakes(tmp_path):
     refused(manifest(tmp_path, [row | {"split": "train"} for row in good]), "domain site has no test images")
     refused(manifest(tmp_path, [row | {"split": "both"} for row in good]), "line 2: split is 'both'; it must be train")
     both = [row | {"split": part, "patient": "p"} for row, part in zip(good, ("train", "test") * 2, strict=True)]
-    refused(manifest(tmp_path, both), "line 3: patient p of domain site is in train and in test")
+    refused(manifest(tmp_path, both), "line 3: patient p of domain site is in both train and test")
     path = manifest(tmp_path, good)
     (tmp_path / good[2]["file"]).unlink()
     refused(path, "line 4: there is no file site/2-0.png; files are relative to the csv")
@@ -405,7 +405,7 @@ def test_label_rules_take_names():
     [
         ("healthy", "is not OLD=NEW"),
         ("0=healthy,9=ill", "unknown class in labels '9'"),
-        ("0-4=ill", "one class only"),
+        ("0-4=ill", "only one class"),
         ("0=a,0-1=b", "choose one"),
         ("2-1=a,0=b", "backwards"),
     ],
@@ -467,7 +467,7 @@ def test_unknown_names():
     refused("digits", "names none", domains=" ,")
     refused("digits", "more than once", domains="mnist,mnist")
     refused("digits", "unknown normalisation", normalise="zscore")
-    refused("", "no data is named; give a name")
+    refused("", "no data given; give a name")
 
 
 def test_a_registered_loader(monkeypatch):

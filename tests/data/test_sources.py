@@ -234,7 +234,7 @@ def test_digits_are_those_that_are_there(tmp_path):
     assert data.image_shape == (1, 28, 28)
     assert "original files of mnist" in data.source
     assert "folder digits/usps" in data.source
-    assert sum("goes without" in warning for warning in data.warnings) == 2
+    assert sum("is used without" in warning for warning in data.warnings) == 2
     assert form_of("digits", tmp_path) == "original"
     chosen = load("digits", data_root=tmp_path, options={"members": "usps"})
     assert list(chosen.domains) == ["usps"]
@@ -250,7 +250,7 @@ def test_all_four_digits(tmp_path):
     data = load("digits", data_root=tmp_path)
     assert list(data.domains) == ["mnist", "usps", "svhn", "syn"]
     assert data.image_shape == (3, 32, 32)
-    assert not any("goes without" in warning for warning in data.warnings)
+    assert not any("is used without" in warning for warning in data.warnings)
 
 
 def test_our_own_form_comes_first(tmp_path):
@@ -382,7 +382,7 @@ def test_pacs(tmp_path):
     whole = load("pacs", data_root=tmp_path, image_size=8, options={"pacs_test": "all"})
     assert set(counts(whole).values()) == {(17, 21)}
     assert "tested on the whole domain; pacs_test=all" in whole.source
-    assert any("17 of 21 test images are training images too" in warning for warning in whole.warnings)
+    assert any("17 of 21 test images are also training images" in warning for warning in whole.warnings)
     refused("pacs", tmp_path, "data.pacs_test=most is not valid; it takes heldout|all", options={"pacs_test": "most"})
     refused("pacs", tmp_path, "photo_train_kfold.txt", options={"pacs_split": "kfold"})
 
@@ -638,7 +638,7 @@ def test_tb_joins_three_sites(tmp_path):
     picture(tmp_path / "montgomery/CXR_png/MCUCXR_9999.png", (12, 10))
     refused("montgomery", tmp_path, "does not end in _0 (normal) or _1")
     picture(tmp_path / "india/DatasetA/Testing/other.jpg", (12, 10))
-    refused("india", tmp_path, "begins neither with n")
+    refused("india", tmp_path, "starts neither with n")
 
 
 @pytest.mark.parametrize("inner", ["images", "."])
@@ -700,8 +700,8 @@ def test_split_80_20_rounds_as_the_papers_count(tmp_path):
 
 @pytest.mark.parametrize("name", [name for name in SOURCES if name != "digits"])  # these are embedded
 def test_a_missing_set_gives_one_line(name, tmp_path):
-    refused(name, tmp_path, f"`protofed data {name}` says more")
-    refused(name, None, "--data-root ROOT", f"`protofed data {name}` says more")
+    refused(name, tmp_path, f"`protofed data {name}` explains how")
+    refused(name, None, "--data-root ROOT", f"`protofed data {name}` explains how")
     assert form_of(name, tmp_path) == "absent"
 
 

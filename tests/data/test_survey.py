@@ -54,7 +54,7 @@ def test_copies_are_told_by_what_they_spoil(tmp_path: Path) -> None:
     (a / "train/y/7.png").write_bytes((a / "train/y/8.png").read_bytes())
     report = survey(str(tmp_path))
     assert kinds(report) == ["copies", "copy-in-test", "two-labels"]
-    assert "1 test image is a training image, too" in report.advice[0]
+    assert "1 test image is also a training image" in report.advice[0]
 
 
 def test_near_copies_between_train_and_test(tmp_path: Path) -> None:
@@ -152,5 +152,5 @@ def test_the_command_lists_everything_and_writes_a_page(
     assert main(["data", str(root), "--page"]) == 2
     said = capfd.readouterr()
     assert said.out.count("error (unreadable)") == 2
-    assert said.err == f"error: {root} cannot be trained on yet: 2 of the problems above have to be mended\n"
+    assert said.err == f"error: {root} cannot be trained on yet: 2 of the problems above have to be fixed\n"
     assert (tmp_path / "<my> data.data.html").exists()

@@ -82,7 +82,7 @@ def test_a_site_whose_package_is_not_the_servers_refuses(
             return answer(envelope)
 
     hospitals.between("b", elsewhere)
-    with pytest.raises(UserError, match=f"the run does not begin; b: .*{told}"):
+    with pytest.raises(UserError, match=f"the run does not start; b: .*{told}"):
         hospitals.run("fedavg", **PACKAGED)
     assert not (hospitals.folder / "run").exists()
 

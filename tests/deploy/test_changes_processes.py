@@ -80,7 +80,7 @@ def test_a_site_comes_and_another_is_forgotten_while_the_server_stays(
     assert json.loads(told.read_text())["model_sha256"] == record["model_sha256"]
     assert federation.runs("optdigits")
     assert go(federation, "mnist") == 2
-    assert "has sent nothing that is in the result" in capsys.readouterr().err.replace("\n", " ")
+    assert "has sent nothing that is part of the result" in capsys.readouterr().err.replace("\n", " ")
 
 
 @pytest.mark.slow
@@ -97,7 +97,7 @@ def test_a_server_that_was_killed_goes_on_and_any_order_ends_in_the_same_head(
     federation.kill("server")
     federation.start_server("--resume", "--stay", "3000")
     federation.wait_until(
-        lambda: "sites may still come" in federation.log("server").split("sites may still come", 1)[1], SECONDS
+        lambda: "sites can still join" in federation.log("server").split("sites can still join", 1)[1], SECONDS
     )
     if first == "comes":
         assert go(federation, "mnist") == 0

@@ -96,7 +96,7 @@ def test_what_is_predicted_for_single_images_stays_at_the_sites(
     run = three.run("fedavg")
     assert run.predictions() is None
     assert "metrics" not in run.summary
-    assert "stays at the sites" in caplog.text
+    assert "stay at the sites" in caplog.text
     with pytest.raises(UserError, match=r"report\.json"):
         server.serve(None, "", three.folder / "by area", {"metric": "auc"}, WaitLimits())
 
@@ -117,7 +117,7 @@ def test_a_site_does_not_tell_what_it_predicts(three: Federation) -> None:
     three.between("a", asks_for_more)
     three.run("fedavg")
     assert answers
-    assert all(isinstance(answer, Failed) and "stays here" in answer.reason for answer in answers)
+    assert all(isinstance(answer, Failed) and "stay here" in answer.reason for answer in answers)
 
 
 def test_a_site_that_is_away_at_the_end_has_time_to_come_back(
@@ -303,7 +303,7 @@ def test_a_run_ends_where_too_few_members_are_left_and_goes_on_with_fewer(three:
                 three.members.remove("c")
 
     limits = WaitLimits(min_sites=3, round_timeout=0.3, wait=1.0)
-    with pytest.raises(UserError, match="--min-sites 3 is more than the members, a, b; admit others"):
+    with pytest.raises(UserError, match="--min-sites 3 is more than the number of members, a, b; admit others"):
         three.run("i2pfl", limits=limits, callbacks=[Revokes()])
     run = three.run("i2pfl", resume=True, limits=WaitLimits(min_sites=2, round_timeout=0.3, wait=1.0))
     assert [(event["client"], event["event"]) for event in run.rounds[1]["events"]] == [
@@ -458,7 +458,7 @@ def test_a_site_that_does_not_come_is_named(three: Federation) -> None:
 
 
 def test_more_sites_than_there_are_cannot_be_asked_for(three: Federation) -> None:
-    with pytest.raises(UserError, match="--min-sites 4 is more than the members, a, b, c"):
+    with pytest.raises(UserError, match="--min-sites 4 is more than the number of members, a, b, c"):
         three.run("i2pfl", limits=WaitLimits(min_sites=4))
     assert not (three.folder / "run").exists()
 
@@ -474,13 +474,13 @@ def test_fewer_sites_may_begin(three: Federation) -> None:
     [
         (Policy(methods=("fedavg",)), "its policy allows fedavg, not i2pfl"),
         (Policy(rounds=1), "its policy allows 1 rounds, not 2"),
-        (Policy(guard="clip=1.0"), "its policy asks for the guard clip=1.0; the run has none"),
+        (Policy(guard="clip=1.0"), "its policy requires the guard clip=1.0; the run has none"),
     ],
 )
 def test_a_policy_refuses_a_run(policy: Policy, reason: str, federation: Federation) -> None:
     federation.add("a")
     federation.add("b", policy=policy)
-    with pytest.raises(UserError, match=f"the run does not begin; b: {reason}"):
+    with pytest.raises(UserError, match=f"the run does not start; b: {reason}"):
         federation.run("i2pfl")
 
 
@@ -488,7 +488,7 @@ def test_a_policy_lets_no_large_message_out(federation: Federation) -> None:
     federation.add("a")
     federation.add("b", policy=Policy(message_bytes=1000))
     run = federation.run("i2pfl")
-    assert "lets out 1000 bytes at most" in run.rounds[0]["events"][0]["reason"]
+    assert "allows messages of at most 1000 bytes" in run.rounds[0]["events"][0]["reason"]
     sent = [json.loads(line) for line in (federation.folder / "state/b/sent.jsonl").read_text().splitlines()]
     assert max(line["bytes"] for line in sent) <= 1000
 
@@ -508,7 +508,7 @@ def test_images_must_not_change_during_a_run(three: Federation) -> None:
             three.sites["b"] = three.site("b")
 
     run = three.run("i2pfl", callbacks=[Changes()])
-    assert "not those it has announced" in run.rounds[1]["events"][0]["reason"]
+    assert "differ from those it announced" in run.rounds[1]["events"][0]["reason"]
 
 
 # What leaves a site
@@ -562,7 +562,9 @@ def test_errors_are_told_and_logged_without_their_text(
             return super().upload(net, data, at)
 
     register("leaky")(Leaky)
-    with pytest.raises(UserError, match=r"every client failed in round 1.*ValueError.*tried 1 times; --resume goes on"):
+    with pytest.raises(
+        UserError, match=r"every client failed in round 1.*ValueError.*tried 1 times; --resume continues"
+    ):
         three.run("leaky", rounds=1)
     assert any(b"ValueError" in reply for reply in three.grid.carried)
     assert not any(b"bad image" in reply for reply in three.grid.carried)

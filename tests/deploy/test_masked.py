@@ -223,7 +223,7 @@ def test_a_round_is_never_unmasked_for_others(five: Federation) -> None:
     five.between("a", watches)
     five.run("fedavg", guard=SECURE, rounds=1)
     other = changed(requests["unmask"], lambda body: _without("e", body))
-    assert "for another list of survivors already" in refusal_of(five.sites["a"].answer(other))
+    assert "for another list of survivors" in refusal_of(five.sites["a"].answer(other))
     header, body = unpack(SiteRequest.from_bytes(requests["train"]).body, "server")
     header["session"]["attempt"] = "f" * 32
     again = SiteRequest.from_bytes(requests["train"])
@@ -323,7 +323,7 @@ def test_shares_that_nobody_can_read_leave_their_sender_out(five: Federation) ->
 
 def test_a_policy_asks_for_it(five: Federation) -> None:
     five.sites["a"] = five.site("a", Policy(guard=SECURE))
-    with pytest.raises(UserError, match="a: its policy asks for the guard secure=on; the run has none"):
+    with pytest.raises(UserError, match="a: its policy requires the guard secure=on; the run has none"):
         five.run("fedavg")
     five.run("fedavg", "masked", guard=SECURE, rounds=1)
 

@@ -137,7 +137,7 @@ def test_a_round_that_is_over_is_not_answered_again(federation: Federation) -> N
     site = fresh(federation, "b")
     for round in (0, 1):
         assert b'"trained"' in site.answer(recorder.training(round))
-    assert b"it has gone on to round 2, and answers nothing about round 1" in site.answer(recorder.training(0))
+    assert b"it is already at round 2, and no longer answers round 1" in site.answer(recorder.training(0))
     (answers,) = (federation.folder / "state" / "b" / "runs").glob("*/answers")
     assert sorted(path.name for path in answers.iterdir()) == ["state-1", "terms", "train-1"]
 
@@ -147,7 +147,7 @@ def test_a_lost_answer_is_not_made_again(federation: Federation) -> None:
     site = fresh(federation, "b")
     site.answer(envelope)
     next((federation.folder / "state" / "b" / "runs").glob("*/answers/train-0")).unlink()
-    assert b"answered round 1 already, and the answer is no longer kept" in site.answer(envelope)
+    assert b"already answered round 1, and the answer is no longer kept" in site.answer(envelope)
 
 
 @pytest.mark.parametrize("limit", ["total_rounds", "epsilon"])
@@ -157,7 +157,7 @@ def test_beyond_its_budget_a_site_refuses(federation: Federation, limit: str) ->
     after_one, after_two = (line["epsilon"] for line in lines(federation) if line["kind"] == "train")
     budget = (after_one + after_two) / 2
     policy = Policy(total_rounds=1) if limit == "total_rounds" else Policy(epsilon=budget)
-    reason = b"allows 1 rounds in all" if limit == "total_rounds" else b"of which %.3g is spent" % after_one
+    reason = b"allows 1 rounds in total" if limit == "total_rounds" else b"of which %.3g is spent" % after_one
     site = fresh(federation, "b", policy)
     assert b'"trained"' in site.answer(recorder.training(0))
     assert reason in site.answer(recorder.training(1))
@@ -192,7 +192,8 @@ def test_what_a_run_costs_is_what_the_server_says(federation: Federation) -> Non
 
 
 @pytest.mark.parametrize(
-    ("guard", "reason"), [(None, "the run promises none"), ("clip=1,noise=2", "the server knows noise from the seed")]
+    ("guard", "reason"),
+    [(None, "the run guarantees none"), ("clip=1,noise=2", "the server can compute noise from the seed")],
 )
 def test_a_budget_needs_noise_that_the_server_does_not_know(
     federation: Federation, guard: str | None, reason: str
@@ -209,7 +210,7 @@ def test_the_options_of_a_run_may_not_change(federation: Federation) -> None:
     site = fresh(federation, "b")
     site.answer(recorder.training(0))
     changed = recorder.training(1).replace(b"noise=2", b"noise=1")
-    assert b"not those that it began with" in federation.site("b").answer(changed)
+    assert b"differ from those it started with" in federation.site("b").answer(changed)
 
 
 def test_scores_are_counted_too(federation: Federation) -> None:
@@ -222,7 +223,7 @@ def test_scores_are_counted_too(federation: Federation) -> None:
     assert site.answer(first) == site.answer(first)
     request, other = SiteRequest.from_bytes(first), SiteRequest.from_bytes(second)
     body = other.body.replace(b'"round": 1', b'"round": 0')
-    assert b"allows 1 evaluations a round" in site.answer(SiteRequest("job", request.terms, 0, body).to_bytes())
+    assert b"allows 1 evaluations per round" in site.answer(SiteRequest("job", request.terms, 0, body).to_bytes())
 
 
 def test_the_console_says_what_leaves_and_what_is_spent(federation: Federation) -> None:
@@ -233,7 +234,7 @@ def test_the_console_says_what_leaves_and_what_is_spent(federation: Federation) 
     uploads = [line for line in said if "an upload of" in line]
     assert [line.partition(":")[0] for line in uploads] == ["round 1", "round 2"]
     assert "epsilon" in uploads[0]
-    assert "2 rounds in all" in uploads[1]
+    assert "2 rounds in total" in uploads[1]
 
 
 def test_a_retried_round_sends_the_same_upload(federation: Federation) -> None:

@@ -157,7 +157,7 @@ def test_no_pickle_runs(tmp_path, kind):
     evil = pickle.dumps({b"data": Touch(mark), b"labels": []})
     if kind == "cifar":
         (tmp_path / "batch").write_bytes(evil)
-        with pytest.raises(UserError, match="image data has no need of"):
+        with pytest.raises(UserError, match="image data does not need"):
             _batch(tmp_path / "batch")
     elif kind == "weights":
         torch.save({"w": Touch(mark)}, tmp_path / "w.pth")
@@ -186,7 +186,7 @@ class Hex:
 
 def test_a_pickle_cannot_double_its_text(tmp_path):
     (tmp_path / "batch").write_bytes(pickle.dumps(Hex(Hex("00"))))
-    with pytest.raises(UserError, match="image data has no need of"):
+    with pytest.raises(UserError, match="image data does not need"):
         _batch(tmp_path / "batch")
 
 

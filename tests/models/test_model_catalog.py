@@ -47,7 +47,7 @@ def test_bad_options(options: dict[str, object], message: str) -> None:
 
 
 def test_option_of_a_model_without_options() -> None:
-    with pytest.raises(UserError, match=r"model.width: model 'lenet5' has no settings of its own"):
+    with pytest.raises(UserError, match=r"model.width: model 'lenet5' has no settings"):
         build_model("lenet5", (1, 28, 28), 10, {"width": 8})
 
 

@@ -82,7 +82,7 @@ def test_other_head_is_reported_and_left_alone(tmp_path: Path) -> None:
     assert torch.equal(target.get_parameter("stem.conv1.weight"), content["conv1.weight"])
     summary = report.summary()
     assert "fc.weight (7x32 in the file, 5x32 in the model), fc.bias (7 in the file, 5 in the model)" in summary
-    assert "not in the file, left as they were: layer1.0.conv2.weight" in summary
+    assert "not in the file, left unchanged: layer1.0.conv2.weight" in summary
     assert "not in the model, ignored: extra.weight" in summary
 
 

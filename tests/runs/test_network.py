@@ -80,7 +80,7 @@ def test_what_the_user_asks_for_comes_first() -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"model": "resnet10", "weights": "imagenet"}, "resnet10 has none here"),
+        ({"model": "resnet10", "weights": "imagenet"}, "resnet10 has none"),
         ({"views": 2, "train": "all"}, "--views needs a frozen part"),
         ({"model": "cnn,lenet5", "weights": "w.pth"}, "fits only one architecture"),
     ],

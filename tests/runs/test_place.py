@@ -64,9 +64,7 @@ def test_images_are_found_from_another_folder(
 def test_other_images_of_the_same_name_are_never_read(tmp_path: Path) -> None:
     path = tmp_path / "here" / "run"
     shutil.move(tmp_path / "here" / "scans", tmp_path / "moved")
-    with pytest.raises(
-        UserError, match=r"were at .*scans, where there is nothing now; .*protofed data relocate RUN NEW"
-    ):
+    with pytest.raises(UserError, match=r"were at .*scans, but nothing is there now; .*protofed data relocate RUN NEW"):
         OpenRun(path, with_data=True).context  # noqa: B018
     images(tmp_path / "here" / "scans")  # the same names and sizes, other pixels
     with pytest.raises(UserError, match=r"scans does not hold the images of this run"):

@@ -148,7 +148,7 @@ def _part(
     x = _pixels(path, f"x_{part}", packed, bits, total)
     y = _labels(path, f"y_{part}", arrays[f"y_{part}"])
     if len(x) != len(y):
-        raise UserError(f"{path}: x_{part} holds {len(x)} images and y_{part} {len(y)} labels; the numbers must agree")
+        raise UserError(f"{path}: x_{part} holds {len(x)} images and y_{part} {len(y)} labels; the numbers must match")
     if not len(x):
         raise UserError(f"{path}: x_{part} holds no images; a domain needs at least one {part} image")
     return Images(x, torch.from_numpy(y))

@@ -137,14 +137,14 @@ _TRANSFORMS = {
     "crop": _Transform(_crop, 4, 0, 64, "padding in whole pixels", moves_pixels_only=True),
     "flip": _Transform(_flip, 0.5, 0, 1, "probability", moves_pixels_only=True),
     "vflip": _Transform(_vflip, 0.5, 0, 1, "probability", moves_pixels_only=True),
-    "resized_crop": _Transform(_resized_crop, 0.7, 0.01, 1, "smallest part of the area"),
+    "resized_crop": _Transform(_resized_crop, 0.7, 0.01, 1, "smallest fraction of the area"),
     "rotate": _Transform(_rotate, 5, 0, 180, "largest angle in degrees"),
     "grey": _Transform(_grey, 0.1, 0, 1, "probability"),
     "jitter": _Transform(_jitter, 0.4, 0, 0.5, "strength of brightness, contrast, saturation and hue"),
     "brightness": _Transform(_brightness, 0.4, 0, 1, "strength"),
     "contrast": _Transform(_contrast, 0.4, 0, 1, "strength"),
     "saturation": _Transform(_saturation, 0.4, 0, 1, "strength"),
-    "hue": _Transform(_hue, 0.1, 0, 0.5, "part of the colour wheel"),
+    "hue": _Transform(_hue, 0.1, 0, 0.5, "fraction of the colour wheel"),
 }
 
 AUGMENTATIONS = {name: f"{transform.amount}, default {transform.default:g}" for name, transform in _TRANSFORMS.items()}

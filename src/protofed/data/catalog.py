@@ -199,7 +199,7 @@ def data_root_of(data_root: str | Path | None) -> Path | None:
     root = Path(given).expanduser()
     if not root.is_dir():
         origin = "" if data_root else f" (from {ROOT_VARIABLE})"
-        raise UserError(f"the data root {root}{origin} is not a folder; give the folder that holds the data sets")
+        raise UserError(f"the data root {root}{origin} is not a folder; give the folder that contains the data sets")
     return root
 
 
@@ -221,7 +221,7 @@ def _read(
 ) -> tuple[RawData, str, DataPlace]:
     """What `spec` names, its short name and its place: the data root comes first, then registered names, then paths."""
     if not spec.strip():
-        raise UserError(f"no data is named; give a name ({', '.join(_REGISTRY)}), a folder or a manifest")
+        raise UserError(f"no data given; give a name ({', '.join(_REGISTRY)}), a folder or a manifest")
     form = _form(spec, root)
     settings = _own_settings(spec, form, options)
     path = None
@@ -238,7 +238,7 @@ def _read(
     if chosen.keys() & {"test_share", "group_by", "pages"} and (
         path is None or npz_files(path) or path.suffix == ".npz"
     ):
-        note = f"{', '.join(chosen)}: {name} comes with its own division and no files, so this is not used"
+        note = f"{', '.join(chosen)}: {name} has its own split and no files, so this is not used"
         raw = replace(raw, warnings=(*raw.warnings, note))
     record = {"asked": chosen, "sites": dict(raw.reading)}
     place = DataPlace(
@@ -296,7 +296,7 @@ def _own_settings(spec: str, form: Form, given: Mapping[str, object]) -> dict[st
     taken = original if form == "original" else _REGISTRY[spec].options if form == "registered" else {}
     for key in given:
         if key in original and key not in taken:
-            raise UserError(f"data.{key} is a setting of the original files of {spec}, which are not what is read here")
+            raise UserError(f"data.{key} is a setting for the original files of {spec}, which are not read here")
     return checked(taken, given, f"the data {spec}", "data.")
 
 
@@ -335,7 +335,9 @@ def leaks(raw: RawData) -> list[str]:
         train_digests = set(_digests(suspects))
         shared = sum(digest in train_digests for digest in _digests(domain.test))
         if shared:
-            warnings.append(f"domain {domain.name}: {shared} of {len(domain.test)} test images are training images too")
+            warnings.append(
+                f"domain {domain.name}: {shared} of {len(domain.test)} test images are also training images"
+            )
     return warnings
 
 

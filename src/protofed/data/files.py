@@ -287,7 +287,7 @@ def depth(peak: float) -> int:
 
 def shallow_note(bits: int) -> str:
     """The warning for 16-bit images that do not use their 16 bits."""
-    return f"the 16-bit images use {bits} bits only and were scaled by that"
+    return f"the 16-bit images use only {bits} bits and were scaled accordingly"
 
 
 def common_size(sizes: Sequence[tuple[int, int]]) -> tuple[int, int]:

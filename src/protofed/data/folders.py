@@ -55,9 +55,11 @@ def list_folder(folder: Path) -> Listing:
     sites = walk.folders(folder)
     if not sites:
         refuse(walk.problems, folder)
-        raise UserError(f"folder {folder} is empty of data; {FOLDER_LAYOUT}")
+        raise UserError(f"folder {folder} contains no data; {FOLDER_LAYOUT}")
     if {"train", "test"} <= {site.name for site in sites}:
-        raise UserError(f"{folder} holds train and test itself; move them into {folder}/DOMAIN, one folder per domain")
+        raise UserError(
+            f"{folder} contains train and test itself; move them into {folder}/DOMAIN, one folder per domain"
+        )
     files = [file for site in sites for file in _SiteFolder(folder, site, walk).files()]
     loose = [path.name for path in walk.loose_files(folder)]
     if loose:
@@ -70,7 +72,7 @@ def list_folder(folder: Path) -> Listing:
         tuple(files),
         tuple(walk.all_problems(folder)),
         "folder" if nested else "",
-        "make a folder test beside train",
+        "create a folder test beside train",
     )
 
 
@@ -95,7 +97,9 @@ class _SiteFolder:
         others = [path.name for path in folders if path.name.casefold() not in _PART_OF]
         if others:
             text = f"folders beside train and test are left out: {some_names(others)}"
-            self._walk.problems.append(warning("outside", self._folder, text, "move them away, or into a part", others))
+            self._walk.problems.append(
+                warning("outside", self._folder, text, "move them elsewhere, or into a part", others)
+            )
         for part in (part for part in _PART_NAMES if part in parts):
             # A site without test images divides what it would train on.
             name = part if part != "train" or "test" in parts else ""
@@ -107,7 +111,7 @@ class _SiteFolder:
     def _undivided(self, folders: list[Path], parts: Mapping[str, list[Path]]) -> Iterator[ListedFile]:
         """A site whose folders are classes."""
         if "test" in parts:
-            text = f"{self._folder} has a folder test, but has no folder train"
+            text = f"{self._folder} has a folder test, but no folder train"
             mend = f"images go into {self._folder.name}/train/CLASS/, or all of them into {self._folder.name}/CLASS/"
             self._walk.problems.append(error("no-train", self._folder, text, mend))
             return

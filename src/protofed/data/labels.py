@@ -30,12 +30,12 @@ def parse_labels(rule: str, classes: Sequence[str]) -> dict[str, list[int]]:
         for number in _old_classes(old, classes):
             if assigned.setdefault(number, new) != new:
                 raise UserError(
-                    f"labels: class {classes[number]!r} goes to {assigned[number]!r} and to {new!r}; choose one"
+                    f"labels: class {classes[number]!r} is mapped to both {assigned[number]!r} and {new!r}; choose one"
                 )
             if number not in groups.setdefault(new, []):
                 groups[new].append(number)
     if len(groups) < 2:
-        raise UserError(f"labels {rule!r} leaves one class only; name at least two, for example 0=healthy,1-4=diseased")
+        raise UserError(f"labels {rule!r} leaves only one class; name at least two, for example 0=healthy,1-4=diseased")
     return groups
 
 
@@ -101,7 +101,7 @@ def _renaming_of_file(path: Path, classes: Sequence[str], held: Mapping[str, set
         if old in new_class[domain] and (old in held[domain] or not any(old in names for names in held.values()))
     )
     if len(order) < 2:
-        raise UserError(f"{path} leaves one class only; name at least two")
+        raise UserError(f"{path} leaves only one class; name at least two")
     gone = sorted({f"{old} of {name}" for name in held for old in held[name] if old not in new_class[name]})
     notes = [f"images of {', '.join(gone)} are left out, because {path.name} gives them no class"] if gone else []
     return Renaming(tuple(order), new_class, tuple(notes))
@@ -119,8 +119,8 @@ def _label_rows(path: Path) -> list[dict[str, str]]:
         old, equals, new = (one_form(text) for text in line.rpartition("="))
         if not (equals and old):
             raise UserError(
-                f"{path} line {number}: {line.strip()!r} is not OLD=NEW; a file of labels has such lines, or the "
-                "columns label and class (and site, where a line is for one site)"
+                f"{path} line {number}: {line.strip()!r} is not OLD=NEW; a label file has such lines, or the "
+                "columns label and class (and site, if a line applies to one site)"
             )
         rows.append({"old": old, "new": new, "domain": "", "line": str(number)})
     return rows
@@ -137,7 +137,7 @@ def _relabelled(data: RawData, new: Renaming, rule: str) -> RawData:
         y = places[images.y]
         kept = y >= 0
         if not kept.any():
-            raise UserError(f"{rule} leaves no {part} images in domain {domain}; mention classes it has")
+            raise UserError(f"{rule} leaves no {part} images in domain {domain}; include classes it has")
         return Images(images.x, y).take(kept.nonzero()[:, 0])
 
     domains = {
@@ -167,8 +167,8 @@ def alike_classes(held: Mapping[str, set[str]]) -> list[Problem]:
         best = max(sites_of, key=lambda name: (len(sites_of[name]), name))
         said = ", ".join(f"{name!r} ({', '.join(sites)})" for name, sites in sites_of.items())
         lines = " and ".join(f"{name}={best}" for name in sites_of if name != best)
-        mend = f"if they are, write {lines} into a file and give it as --labels FILE"
-        problems.append(warning("spelling", "", f"these look like one class and are counted apart: {said}", mend))
+        mend = f"if they are, write {lines} into a file and pass it as --labels FILE"
+        problems.append(warning("spelling", "", f"these look like one class but are counted separately: {said}", mend))
     return problems
 
 

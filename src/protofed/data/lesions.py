@@ -19,7 +19,7 @@ from protofed.seeding import numpy_generator
 
 SIDE = 64
 CLASSES = ("healthy", "diseased")
-DESCRIPTION = "generated discs with planted lesions, to check explanations with; needs no download"
+DESCRIPTION = "generated discs with planted lesions, for checking explanations; needs no download"
 
 _SEED = 7
 _SIZES = {"train": 240, "test": 80}

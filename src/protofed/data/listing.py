@@ -53,14 +53,14 @@ class ReadOptions:
         if self.test_share is not None and not 0 < self.test_share < 1:
             raise UserError(f"test share {self.test_share:g} is out of range; it must be above 0 and below 1")
         if self.unreadable not in ("refuse", "skip"):
-            raise UserError(f"data.unreadable={self.unreadable} is not valid; it takes refuse or skip")
+            raise UserError(f"data.unreadable={self.unreadable} is not valid; use refuse or skip")
         self.chosen_pages(1)
         try:
             re.compile(self.group_by or "")
         except re.error as problem:
             raise UserError(
-                f"--group-by {self.group_by} is no regular expression ({problem}); give folder, none or a pattern "
-                r"such as (\d+)_"
+                f"--group-by {self.group_by} is not a regular expression ({problem}); use folder, none or a "
+                "pattern such as (\\d+)_"
             ) from None
 
     def chosen_pages(self, count: int) -> list[int]:
@@ -73,7 +73,7 @@ class ReadOptions:
         for part in str(self.pages).split(","):
             first, dash, last = (text.strip() for text in part.partition("-"))
             if not first.isdecimal() or (dash and not last.isdecimal()) or int(first) < 1:
-                raise UserError(f"--pages {self.pages} is not valid; it is all, first, or numbers such as 1,3-5")
+                raise UserError(f"--pages {self.pages} is not valid; use all, first, or numbers such as 1,3-5")
             wanted.update(range(int(first) - 1, int(last or first)))
         return [page for page in range(count) if page in wanted]
 
@@ -175,7 +175,7 @@ def settle(listing: Listing, options: ReadOptions, headers: Headers = read_heade
     for domain in dict.fromkeys(file.domain for file in listing.files):
         members = [position for position, (file, _) in enumerate(opened) if file.domain == domain]
         if not members:
-            problems.append(error("no-images", domain, f"domain {domain} has no image that can be read"))
+            problems.append(error("no-images", domain, f"domain {domain} has no readable image"))
             continue
         parts, record = _parts(listing, domain, [opened[p][0] for p in members], [groups[p] for p in members], options)
         if record.get("problem"):
@@ -199,7 +199,7 @@ def _parts(
     parts = [file.part for file in files]
     if not open_ones:
         if options.test_share is not None:
-            text = f"domain {domain} has test images of its own, so --test-share is not used there"
+            text = f"domain {domain} has its own test images, so --test-share is not used there"
             return parts, {"problem": warning("own-test", "", text)}
         return parts, {}
     share = DEFAULT_TEST_SHARE if options.test_share is None else options.test_share
@@ -207,7 +207,7 @@ def _parts(
     drawn = own_split(domain, own, [files[p].label for p in open_ones], share, options.split_seed)
     if drawn is None:
         one = "patient or group" if own[0][0] == "patient" else "image"
-        text = f"domain {domain} has one {one} only, so nothing is left to test on"
+        text = f"domain {domain} has only one {one}, so nothing is left for testing"
         return [part or "train" for part in parts], {
             "problem": error("no-test", listing.place, text, f"add others, or {listing.mend_split}")
         }
@@ -237,7 +237,7 @@ def _groups(
         missed = [file.key for (file, _), name in zip(opened, named, strict=True) if not name]
         if missed:
             text = f"--group-by {options.group_by} finds nothing in {len(missed)} names: {some_names(missed)}"
-            problems.append(warning("no-group", missed[0], text, "each of these stands for itself", missed))
+            problems.append(warning("no-group", missed[0], text, "each of these counts as its own group", missed))
     return [("patient", name) if name else ("file", file.key) for (file, _), name in zip(opened, named, strict=True)]
 
 
@@ -264,10 +264,10 @@ def _on_both_sides(
             continue
         # A tag is a person's number in a clinic, and no business of a log.
         name = "the patient of this file" if headers[0].person == group[1] else f"patient {group[1]}"
-        text = f"{name} of domain {file.domain} is in {before.part} and in {file.part}"
+        text = f"{name} of domain {file.domain} is in both {before.part} and {file.part}"
         mend = f"keep all images of a patient in one of them (the other is {before.key})"
         if not listing.grouped_by.startswith("column"):
-            mend += ", or give --group-by none where these are no patients"
+            mend += ", or use --group-by none if these are not patients"
         told[file.domain, group] = error("patient-on-both-sides", file.where or file.key, text, mend)
     return list(told.values())
 
@@ -286,15 +286,15 @@ def _remarks(opened: Sequence[tuple[ListedFile, Sequence[ImageHeader]]], options
             remarks.append(warning(kind, names[0], said, mend, names))
 
     remark(
-        "first-frame", films, "several frames, of which the first is read", "save other frames as files of their own"
+        "first-frame", films, "several frames, of which only the first is read", "save other frames as separate files"
     )
     total, taken = sum(n for _, n in paged), sum(len(options.chosen_pages(n)) for _, n in paged)
-    text = f"together {total} pages or frames, of which {taken} are read"
-    remark("pages", [name for name, _ in paged], text, "--pages first, all or 1,3-5 chooses")
+    text = f"{total} pages or frames in total, of which {taken} are read"
+    remark("pages", [name for name, _ in paged], text, "choose with --pages first, all or 1,3-5")
     said = Counter(headers[0].burned_in for _, headers in opened)["YES"]
-    text = f"pixels that may show names: the DICOM tags of {said} say so, those of others say nothing"
-    remark("burned-in", burned, text, "look at them before anything leaves; writing in the pixels is not read")
-    text = "no window in the DICOM tags, so that each is shown from its own darkest to its brightest value"
+    text = f"pixels that may show names: the DICOM tags of {said} say so, those of the others do not rule it out"
+    remark("burned-in", burned, text, "look at them before anything leaves; text in the pixels is not detected")
+    text = "no window in the DICOM tags, so each is scaled from its own darkest to its brightest value"
     remark("no-window", ranged, text, "export them with a window to keep their brightness")
     return remarks
 

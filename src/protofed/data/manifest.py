@@ -79,7 +79,7 @@ def list_manifest(path: Path) -> Listing:
         tuple(sorted(files, key=lambda file: order[file.domain])),
         (*problems, *_without_test(path, table, files)),
         f"column {groups}" if groups else "",
-        "give a column split",
+        "add a column split",
     )
 
 

@@ -30,6 +30,6 @@ def check_site_name(name: str, what: str = "domain") -> None:
     """Refuse a name that would clash with a file, an option or a key of the results."""
     if not is_site_name(name):
         raise UserError(
-            f"{what} {name!r} needs another name: letters and digits of any script, blanks and _ . - only, not "
-            f"beginning with a dot, and none of {', '.join(_TAKEN_NAMES)}"
+            f"{what} {name!r} needs another name: only letters and digits of any script, spaces and _ . -, not "
+            f"starting with a dot, and none of {', '.join(_TAKEN_NAMES)}"
         )

@@ -54,7 +54,7 @@ class ArrayRows:
         with zipfile.ZipFile(self._path) as archive:
             entry = archive.getinfo(self._entry)
             if _checked_header(archive, entry) != self._header:
-                raise ValueError("it was changed while it was read")
+                raise ValueError("it changed while it was read")
             row = prod(self.shape[1:]) * self.dtype.itemsize
             if self._header.columns_first or not row:
                 yield _array(archive, entry)
@@ -95,7 +95,7 @@ def read_arrays(path: Path, required: Sequence[str] = (), packed: Sequence[str] 
         if missing:
             raise KeyError(", ".join(missing))
         if len(entries) < len(archive.infolist()):
-            raise ValueError("it holds an array twice")
+            raise ValueError("it contains an array twice")
         check_array_size(path, (sum(entry.file_size for entry in entries.values()),), what="arrays")
         return {name: _array(archive, entry) for name, entry in entries.items() if name not in packed}
 

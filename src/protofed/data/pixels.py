@@ -80,7 +80,7 @@ class PixelFile:
             except OSError as problem:
                 raise UserError(f"{self._folder}: decoded images cannot be read ({problem.strerror})") from None
             if not count:
-                raise UserError(f"{self._folder}: the file of decoded images was cut short; start again")
+                raise UserError(f"{self._folder}: the file of decoded images was truncated; start again")
             target, offset = target[count:], offset + count
 
 
@@ -205,8 +205,8 @@ def empty_pixels(shape: Sequence[int], total: int, dtype: type[np.generic] = np.
         except OSError as problem:
             why = f"{cache_folder()} has no room for {size / 1e9:.1f} GB of decoded images ({problem.strerror})"
         what = f"{why}; reading {shape[0]} images at {shape[2]}x{shape[3]}"
-        require_memory(size, what, "set PROTOFED_CACHE to a folder with room, or lower --image-size")
-        log.warning("%s; they are kept in memory; set PROTOFED_CACHE to a folder with room", why)
+        require_memory(size, what, "set PROTOFED_CACHE to a folder with more space, or lower --image-size")
+        log.warning("%s; they are kept in memory; set PROTOFED_CACHE to a folder with more space", why)
     return np.empty(shape, dtype=dtype)
 
 

@@ -63,11 +63,11 @@ class FolderWalk:
             with os.scandir(folder) as entries:
                 listed = sorted((entry for entry in entries if not _hidden(entry.name)), key=lambda entry: entry.name)
         except PermissionError:
-            mend = "allow yourself to read it, for example with chmod u+rx"
+            mend = "give yourself permission to read it, for example with chmod u+rx"
             self.problems.append(error("no-permission", folder, "the folder cannot be read (no permission)", mend))
             return []
         except FileNotFoundError:
-            mend = "start again when nobody writes to the folder"
+            mend = "try again when nobody is writing to the folder"
             self.problems.append(error("changed", folder, "the folder disappeared while it was read", mend))
             return []
         dangling = [entry for entry in listed if entry.is_symlink() and not os.path.exists(entry.path)]
@@ -98,11 +98,11 @@ def _ending(path: str) -> str:
 
 
 def _strange_files(ending: str, names: Sequence[str]) -> Problem:
-    kind = f"ending in {ending}" if ending else "without an ending"
-    verb = "is no image and is" if len(names) == 1 else "are no images and are"
+    kind = f"ending in {ending}" if ending else "without an extension"
+    verb = "is not an image and is" if len(names) == 1 else "are not images and are"
     mend = f"images are {IMAGE_KINDS} files"
     if ending in _VOLUMES:
-        mend = "volumes are not read: save their slices as PNG, or as DICOM"
+        mend = "volumes are not supported: save their slices as PNG, or as DICOM"
     return warning(
         "not-an-image",
         names[0],

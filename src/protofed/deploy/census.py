@@ -62,7 +62,7 @@ class Hello:
         """From what was sent."""
         hello: Hello = checked(cls, content, sender, "hello")
         if {len(hello.train), len(hello.test)} != {len(hello.classes)}:
-            raise BadMessage(f"{sender}: its counts do not fit its classes")
+            raise BadMessage(f"{sender}: its counts do not match its classes")
         if not sum(hello.train):
             raise BadMessage(f"{sender}: it holds no training images")
         if sum(hello.train) > _MOST_IMAGES or sum(hello.test) > _MOST_IMAGES:
@@ -89,10 +89,10 @@ class Census:
             raise UserError(next(iter(different.values())))
         alike = alike_classes({name: set(hello.classes) for name, hello in hellos.items()})
         if alike:
-            raise UserError(f"{alike[0].text}; give --labels at the sites, or rename the classes there")
+            raise UserError(f"{alike[0].text}; use --labels at the sites, or rename the classes there")
         classes = tuple(dict.fromkeys(label for hello in hellos.values() for label in hello.classes))
         if len(classes) > _MOST_CLASSES:
-            raise UserError(f"the sites have {len(classes)} classes together, a run has at most {_MOST_CLASSES}")
+            raise UserError(f"the sites have {len(classes)} classes together; a run can have at most {_MOST_CLASSES}")
         for name, hello in hellos.items():
             lacking = [label for label in classes if label not in hello.classes]
             if lacking:
@@ -130,7 +130,7 @@ class Census:
     def _compare(name: str, hello: Hello) -> None:
         if hello.protofed != version("protofed"):
             raise UserError(
-                f"{name} runs protofed {hello.protofed}, the server {version('protofed')}; install the same"
+                f"{name} runs protofed {hello.protofed}, the server {version('protofed')}; install the same version"
             )
 
     def dataset(self, normalise: str | None, own: Domain | None = None) -> Dataset:
@@ -188,8 +188,9 @@ def _refuse_widening(name: str, hello: Hello, others: list[Hello]) -> None:
     most = max(_MOST_OWN_CLASSES, len(hello.classes) - len(own))
     if len(own) > min(most, max(_MOST_CLASSES - len(known), 0)):
         raise UserError(
-            f"{name} has {len(own)} classes that no other site has ({_listed(own)}); one site may bring in {most}, "
-            f"and a run have {_MOST_CLASSES}; --labels at the site regroups them, --classes at another names them, too"
+            f"{name} has {len(own)} classes that no other site has ({_listed(own)}); one site may add {most}, and "
+            f"a run can have {_MOST_CLASSES}; --labels at the site regroups them, --classes at another site names "
+            "them as well"
         )
     forms = {loose_form(label): label for label in known}
     for label in own:

@@ -30,7 +30,7 @@ from protofed.method import Method
 from protofed.records import Record, decode_file, encode
 from protofed.runs.opened import Run
 
-_SECURE = "with secure=on no single upload leaves a site, and the sums with and without it would show what it sent"
+_SECURE = "with secure=on no single upload leaves a site, and the sums with and without it would reveal what it sent"
 
 
 class SumChanges:
@@ -59,23 +59,23 @@ class SumChanges:
             raise unknown_name("client", client, list(context.partition.clients))
         part = federation.folder.committed_clients() if federation.rounds_done else []
         if client not in part:
-            raise UserError(f"{client} has sent nothing that is in the result of {federation.folder.path}")
+            raise UserError(f"{client} has sent nothing that is part of the result of {federation.folder.path}")
         what = f"{self._name} cannot forget {client}"
         self._refuse_what_is_no_sum(client, what)
         left = [site for site in part if site != client]
         if not left:
-            raise UserError(f"nobody is left without {client}")
+            raise UserError(f"without {client} nobody is left")
         memory = self._asked(client) if state is None else self._read(client, state)
         at = replace(context.at(federation.rounds_done - 1, client), participants=tuple(left))
         try:
             without = _usable(lambda: context.method.forget(server, memory, at))
         except UserError as reason:
-            raise UserError(f"{what}: {reason}; else train again without it") from None
+            raise UserError(f"{what}: {reason}; otherwise train again without it") from None
         shut_out(client)
         before, after = (model_hash(context.method, each) for each in (server, without))
         # The essentials of the record are committed with the result.
         about = {"date": now(), "before": before, "after": after}
-        event = {"client": client, "event": "forgotten", "reason": "taken out of the result", **about}
+        event = {"client": client, "event": "forgotten", "reason": "removed from the result", **about}
         accuracy = federation.revise(without, left, event)
         federation.folder.remove_copies(client)
         result = ForgetResult(client, context.sizes[client], before, after, tuple(left), accuracy)
@@ -102,7 +102,7 @@ class SumChanges:
         except UserError:
             federation.enrol(before)
             raise
-        event = {"client": client, "event": "joined", "reason": "it has come late, and is added to the result"}
+        event = {"client": client, "event": "joined", "reason": "it arrived late and was added to the result"}
         accuracy = federation.revise(joined, sites, event)
         one, other = (model_hash(context.method, each) for each in (server, joined))
         result = AdditionResult(client, context.sizes[client], sent.size.total, one, other, tuple(sites))
@@ -117,30 +117,30 @@ class SumChanges:
             if type(context.method).forget is Method.forget:
                 context.method.forget(None, None, context.at(0, client))
             if context.plan.rounds > 1:
-                raise UserError("the exchange was followed by rounds, which would have gone otherwise")
+                raise UserError("the exchange was followed by rounds, which would have gone differently")
         except UserError as reason:
-            raise UserError(f"{what}: {reason}; else train again") from None
+            raise UserError(f"{what}: {reason}; otherwise train again") from None
 
     def _asked(self, client: str) -> Record:
         """What a site has sent, from the site itself; other bytes than before are not what is in the sum."""
         federation = self._federation
         if federation.context.guard.secure:
             raise UserError(
-                f"{_SECURE}; the site may hand over its own clients/{client}.safetensors (--state), or run again "
+                f"{_SECURE}; the site can hand over its own clients/{client}.safetensors (--state), or run again "
                 f"without {client}"
             )
         known = self._accepted.digests.get(client)
         upload, _ = federation.upload_of(client)
         if known is not None and self._accepted.digests.get(client) != known:
             self._accepted.digests[client] = known
-            raise UserError(f"what {client} sends now is not what it has sent, so it cannot be subtracted")
+            raise UserError(f"what {client} sends now differs from what it sent, so it cannot be subtracted")
         return federation.context.method.memory_of(upload, self._blank(client).memory)
 
     def _read(self, client: str, state: Path) -> Record:
         try:
             return decode_file(state, self._blank(client), f"{client}'s state").memory
         except (OSError, BadMessage) as problem:
-            raise UserError(f"what was handed over is no state of a site of this run ({problem})") from None
+            raise UserError(f"what was handed over is not the state of a site of this run ({problem})") from None
 
     def _blank(self, client: str) -> ClientState:
         prepared = self._federation.prepared

@@ -99,7 +99,7 @@ def _introduce_members(folder: Path) -> None:
 def _make_site(folder: Path, name: str, server: str) -> Path:
     own, public = folder / "sites" / name, folder / "server" / "sites" / f"{name}.pub"
     if own.exists():
-        raise UserError(f"{own} exists although {name} is no longer a member; remove it to make new keys for {name}")
+        raise UserError(f"{own} exists although {name} is no longer a member; remove it to create new keys for {name}")
     own.mkdir(parents=True, mode=0o700)
     key = _new_key()
     _write_secret(own / "site.key", _private(key, "OpenSSH"))
@@ -129,7 +129,7 @@ def server_keys(folder: Path) -> ServerKeys:
                 if not needed.exists():
                     raise UserError(f"{place} lacks {needed.name}; copy the whole folder `server` of the keys")
             return keys
-    raise UserError(f"{folder} holds no keys of a server; make them with protofed deploy keys")
+    raise UserError(f"{folder} holds no keys of a server; create them with protofed deploy keys")
 
 
 def site_keys(folder: Path, server: str | None = None) -> SiteKeys:
@@ -260,7 +260,7 @@ def _read_own(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError:
-        raise UserError(f"there is no {path}; a site needs the folder that deploy keys made for it") from None
+        raise UserError(f"there is no {path}; a site needs the folder that deploy keys created for it") from None
 
 
 def _check_key(path: Path) -> None:
@@ -272,7 +272,7 @@ def _check_key(path: Path) -> None:
     except ValueError as error:
         raise UserError(f"{path} is not a private key ({error})") from None
     if path.stat().st_mode & 0o077:
-        raise UserError(f"{path} can be read by others; chmod 600 {path}")
+        raise UserError(f"{path} is readable by others; run chmod 600 {path}")
 
 
 def _check_certificate(path: Path) -> None:
@@ -284,4 +284,4 @@ def _check_certificate(path: Path) -> None:
     except ValueError as error:
         raise UserError(f"{path} is not a certificate ({error})") from None
     if certificate.not_valid_after_utc < datetime.now(UTC):
-        raise UserError(f"the certificate {path} is out of date since {certificate.not_valid_after_utc:%Y-%m-%d}")
+        raise UserError(f"the certificate {path} expired on {certificate.not_valid_after_utc:%Y-%m-%d}")

@@ -90,7 +90,7 @@ class KeptTensors:
             if tensor is None:
                 return None
             if len(tensor) != part.length:
-                raise BadMessage("server: a tensor of the request has another length than it says")
+                raise BadMessage("server: a tensor of the request does not have its stated length")
             pieces.append(tensor)
             found[part.digest] = tensor
             position = part.start + part.length

@@ -37,7 +37,7 @@ class Budget:
 
     def in_words(self, policy: Policy) -> str:
         """For the console."""
-        cost = "no epsilon is promised" if self.epsilon is None else f"epsilon {self.epsilon:.2f}"
+        cost = "no epsilon is guaranteed" if self.epsilon is None else f"epsilon {self.epsilon:.2f}"
         if policy.epsilon is not None:
             cost += f" of {policy.epsilon:g}"
         rounds = f"{self.rounds} rounds" + (f" of {policy.total_rounds}" if policy.total_rounds is not None else "")
@@ -114,7 +114,7 @@ class RunLedger:
         if began is None:
             self._seal(_TERMS, digest)
         elif began != digest:
-            raise Refused("the options of the run are not those that it began with")
+            raise Refused("the options of the run differ from those it started with")
 
     def state_of(self, round: int) -> Path:
         """Where the client's state after the training of a round is kept beside the answer."""
@@ -143,7 +143,7 @@ class RunLedger:
         self._refuse_older(round)
         asked = sum(line["kind"] != "train" and line["round"] == round + 1 for line in self._ledger.of_run(self._run))
         if asked >= self._policy.evaluations:
-            raise Refused(f"its policy allows {self._policy.evaluations} evaluations a round, and all are used")
+            raise Refused(f"its policy allows {self._policy.evaluations} evaluations per round, and all are used")
         answer = make()
         if answer is not None:
             self._seal(name, answer)
@@ -167,17 +167,17 @@ class RunLedger:
         policy, rounds, budget = self._policy, self._rounds(), self._ledger.budget()
         self._refuse_older(round)
         if round in rounds:
-            raise Refused(f"it has answered round {round + 1} already, and the answer is no longer kept")
+            raise Refused(f"it has already answered round {round + 1}, and the answer is no longer kept")
         if policy.rounds is not None and max(len(rounds), round) >= policy.rounds:
-            raise Refused(f"its policy allows {policy.rounds} rounds of a run, and they are spent")
+            raise Refused(f"its policy allows {policy.rounds} rounds per run, and all are used")
         if policy.total_rounds is not None and budget.rounds >= policy.total_rounds:
-            raise Refused(f"its policy allows {policy.total_rounds} rounds in all, and they are spent")
+            raise Refused(f"its policy allows {policy.total_rounds} rounds in total, and all are used")
         if policy.epsilon is None:
             return
         after = self._epsilon_of([*rounds, round])
         now = self._epsilon_of(rounds) if rounds else 0.0
         if after is None or now is None or budget.epsilon is None:
-            raise Refused("its policy has a budget of epsilon, and there is none for what was or would be sent")
+            raise Refused("its policy has a budget of epsilon, but no epsilon is known for what was or would be sent")
         total = budget.epsilon - now + after
         if total > policy.epsilon:
             raise Refused(
@@ -188,7 +188,7 @@ class RunLedger:
     def _refuse_older(self, round: int) -> None:
         rounds = self._rounds()
         if rounds and round < rounds[-1]:
-            raise Refused(f"it has gone on to round {rounds[-1] + 1}, and answers nothing about round {round + 1}")
+            raise Refused(f"it is already at round {rounds[-1] + 1}, and no longer answers round {round + 1}")
 
     def _enter(self, kind: str, round: int, answer: bytes) -> None:
         """Write an answer into the ledger, once."""

@@ -52,12 +52,12 @@ class SuperLink:
         opened = make_private(self._keys.folder)
         self._keys.state.mkdir(mode=0o700, exist_ok=True)
         # Before the secret is made anew: a server that is running would be shut out of its own SuperLink.
-        self._lock.acquire(f"another server is running with the keys in {self._keys.folder}; end it first")
+        self._lock.acquire(f"another server is running with the keys in {self._keys.folder}; stop it first")
         if is_listening(self._host, self._port):
             self._lock.release()
-            raise UserError(f"something else answers at {self._address} already; end it, or give another --address")
+            raise UserError(f"something else already answers at {self._address}; stop it, or give another --address")
         if opened:
-            log.warning("%s could be read by others, and %d more; it is private now", opened[0], len(opened) - 1)
+            log.warning("%s was readable by others, and %d more; it is private now", opened[0], len(opened) - 1)
         new_secret(self._secret_file)
         keys, state = self._keys, self._keys.state
         files = {
@@ -108,8 +108,8 @@ class SuperLink:
         except flower.KeyUsedBefore:
             self._spent_keys.add(name)
             log.warning(
-                "%s is not admitted: its key was revoked before, and a revoked key stays out; remove %s and make "
-                "another with protofed deploy keys",
+                "%s is not admitted: its key was revoked before, and a revoked key stays out; remove %s and "
+                "create another with protofed deploy keys",
                 name,
                 self._keys.sites()[name],
             )

@@ -118,11 +118,9 @@ class MaskedRound:
             self._take(site, party.take_masked, body)
         survivors = party.survivor_list()
         if len(party.survivors) < self.min_sites:
-            raise TooFewSites(f"{len(party.survivors)} sites have sent numbers, and a round takes {self.min_sites}")
+            raise TooFewSites(f"{len(party.survivors)} sites have sent numbers, and a round needs {self.min_sites}")
         if bound is not None and set(party.survivors) != bound:
-            raise TooFewSites(
-                f"this round can be unmasked for {', '.join(sorted(bound))} only, who must all come again"
-            )
+            raise TooFewSites(f"this round can only be unmasked for {', '.join(sorted(bound))}, who must all come back")
         self.remembered.remember(session.round, party.survivors)
         total = self._unmasked(session, party, survivors)
         sums = encode(self.words.sums(total[: self.words.size]), "server").blob

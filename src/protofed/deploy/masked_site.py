@@ -44,7 +44,7 @@ def site_identity(keys: SiteKeys | None) -> SiteIdentity:
     if not isinstance(private, EllipticCurvePrivateKey):
         raise UserError(f"{keys.private} is not a site's key")
     if keys.name not in members or members[keys.name] != private.public_key():
-        raise Refused(f"the folder members of its keys does not have its own public key as {keys.name}.pub")
+        raise Refused(f"the folder members of its keys lacks its own public key, {keys.name}.pub")
     return SiteIdentity(keys.name, private, members)
 
 
@@ -110,7 +110,7 @@ class MaskedUploads:
 
     def _party_of(self, session: SumSession) -> SiteParty:
         if self._party is None or self._party.session != session:
-            raise Refused("it knows nothing of this secure sum: another was begun since, or it was restarted")
+            raise Refused("it does not know this secure sum: another was started since, or it was restarted")
         return self._party
 
     def _refuse_other_round(self, round: int, source: str) -> None:
@@ -119,14 +119,14 @@ class MaskedUploads:
         if kept is None or kept.survivors is None:
             return
         if round < kept.round or (round == kept.round and source != kept.source):
-            raise Refused(f"it has helped to unmask round {kept.round + 1} already, and trains nothing else for it")
+            raise Refused(f"it has already helped to unmask round {kept.round + 1}, and trains nothing else for it")
 
     def _bind(self, survivors: tuple[str, ...]) -> None:
         """Remember for whom a round is unmasked before it is: for others it never will be."""
         kept = self._kept()
         assert kept is not None
         if kept.survivors is not None and set(kept.survivors) != set(survivors):
-            raise Refused(f"it has helped to unmask round {kept.round + 1} for another list of survivors already")
+            raise Refused(f"it has already helped to unmask round {kept.round + 1} for another list of survivors")
         write_atomically(self._file, json.dumps(asdict(replace(kept, survivors=survivors))).encode())
 
     def _keep(self, round: int, source: str, result: Trained, clients: int) -> None:

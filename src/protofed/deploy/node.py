@@ -46,7 +46,7 @@ class SuperNode:
     def start(self) -> None:
         """Start the SuperNode; it tries to reach the server until it does."""
         if self._program is None:
-            self._lock.acquire(f"a site is running with the state in {self._state} already; end it first")
+            self._lock.acquire(f"a site is already running with the state in {self._state}; stop it first")
         port = free_port()
         self._answers = 0
         self._address = f"127.0.0.1:{port}"
@@ -101,9 +101,9 @@ class SuperNode:
         last_lines = self._program.last_lines()
         if restarts > _RESTARTS:
             refused = flower.NOT_ACTIVATED in last_lines
-            reason = "it does not know this site's key (any more)" if refused else last_lines
+            reason = "it does not know this site's key (any longer)" if refused else last_lines
             reason = clock_problem(self._keys) or reason
-            raise UserError(f"the server at {self._keys.server} lets {self._keys.name} in no longer: {reason}")
+            raise UserError(f"the server at {self._keys.server} no longer admits {self._keys.name}: {reason}")
         time.sleep(_RESTART_PAUSE)
         self.start()
 
@@ -119,7 +119,7 @@ class SuperNode:
             flower.answer_as_client_app(self._address, token, answer)
             self._answers += 1
         except Exception as error:  # too late for the round, or the run was stopped: the next one counts
-            log.warning("an answer did not get through (%s)", type(error).__name__)
+            log.warning("an answer could not be delivered (%s)", type(error).__name__)
 
     def _wait_for_last_answer(self) -> None:
         """Wait until the node has sent the last answer, or has had time enough, and end it."""
@@ -137,4 +137,7 @@ def clock_problem(keys: SiteKeys) -> str | None:
     if skew is None or -_MOST_BEHIND < skew < _MOST_AHEAD:
         return None
     way = "ahead of" if skew > 0 else "behind"
-    return f"this machine's clock is {abs(skew):.0f} s {way} the server's; set both by NTP (timedatectl set-ntp true)"
+    return (
+        f"this machine's clock is {abs(skew):.0f} s {way} the server's; synchronise both by NTP (timedatectl "
+        "set-ntp true)"
+    )

@@ -66,16 +66,18 @@ class Policy(BaseModel):
         if self.rounds is not None and rounds > self.rounds:
             raise Refused(f"its policy allows {self.rounds} rounds, not {rounds}")
         if not parse_guard(guard).at_least(parse_guard(self.guard)):
-            raise Refused(f"its policy asks for the guard {self.guard}; the run has {guard or 'none'}")
+            raise Refused(f"its policy requires the guard {self.guard}; the run has {guard or 'none'}")
         if self.epsilon is not None and not parse_guard(guard).promises:
-            raise Refused(f"its policy has a budget of epsilon {self.epsilon:g}, and the run promises none")
+            raise Refused(f"its policy has a budget of epsilon {self.epsilon:g}, but the run guarantees none")
         if self.epsilon is not None and parse_guard(guard).source != "system":
-            raise Refused("its policy has a budget of epsilon, and the server knows noise from the seed: source=system")
+            raise Refused(
+                "its policy has a budget of epsilon, but the server can compute noise from the seed: use source=system"
+            )
 
     def check_size(self, size: int) -> None:
         """Refuse to send a message that is too large."""
         if self.message_bytes is not None and size > self.message_bytes:
-            raise Refused(f"its policy lets out {self.message_bytes} bytes at most, the message has {size}")
+            raise Refused(f"its policy allows messages of at most {self.message_bytes} bytes; this one has {size}")
 
     def as_dict(self) -> Mapping[str, Any]:
         """For display."""

@@ -103,7 +103,7 @@ class SiteRequest:
         header, body = unpack(envelope, "server")
         kind, accepted = header.get("ask"), header.get("accepted")
         if kind not in _KINDS or not (accepted is None or isinstance(accepted, int)):
-            raise BadMessage(f"server: {kind!r} is nothing that a site is asked")
+            raise BadMessage(f"server: {kind!r} is not a request that a site answers")
         terms = None if kind == "hello" else RunTerms.read(header.get("terms"), "server")
         tensors = checked(_Tensors, {"parts": header.get("tensors", [])}, "server").parts
         return cls(kind, terms, accepted, body, tuple(TensorPart(*part) for part in tensors))

@@ -27,7 +27,7 @@ def ask_to_forget(run: Path, client: str, state: Path | None = None) -> dict[str
     """
     if LockHolder.of(run) is None:
         raise UserError(
-            f"no server of this user and machine is at work in {run}; give --out, for the result without {client}"
+            f"no server of this user on this machine is running in {run}; give --out for the result without {client}"
         )
     folder, name = run / _FOLDER, plain_name(client)
     folder.mkdir(exist_ok=True)
@@ -45,7 +45,7 @@ def ask_to_forget(run: Path, client: str, state: Path | None = None) -> dict[str
             request.unlink(missing_ok=True)
             handed.unlink(missing_ok=True)
             raise UserError(
-                f"the server ended without an answer; {run / FORGOTTEN} has {client} if it is out all the same"
+                f"the server ended without an answer; {run / FORGOTTEN} lists {client} if it was removed nevertheless"
             )
     content: dict[str, Any] = json.loads(answer.read_bytes())
     answer.unlink()

@@ -74,20 +74,20 @@ def serve(
         user_options = {**stored, **user_options}
     options = make_options({**user_options, "data": SITES, "engine": "flower", "protocol": "one-per-domain"})
     if options.ensemble:
-        raise UserError("--ensemble needs all test images in one place; leave it out in a deployment")
+        raise UserError("--ensemble needs all test images in one place; omit it in a deployment")
     if options.metric != ACCURACY:
         raise UserError(
-            f"--metric {options.metric} needs what is predicted for single images, which stays at the sites; each "
+            f"--metric {options.metric} needs predictions for single images, which stay at the sites; each site "
             "finds all metrics of its own test images in its report.json"
         )
     if options.keep_messages and parse_guard(options.guard).secure:
-        raise UserError("--keep-messages: with secure=on no single upload reaches the server; keep one of both")
+        raise UserError("--keep-messages: with secure=on no single upload reaches the server; use only one of them")
     accepted = AcceptedRounds(out / "clients")
     folder = RunFolder(out, accepted)
     if not resume:
         folder.refuse_if_taken()
     elif Run(out).complete and limits.stay is None:
-        log.warning("the run in %s is complete already", out)
+        log.warning("the run in %s is already complete", out)
         return Run(out)
     else:
         accepted.learn(folder.rounds())
@@ -161,7 +161,7 @@ class _Server:
         if not resume:
             members = list(self._engine.nodes)
             if not members:
-                raise UserError("nobody may take part: there are no public keys of sites; see protofed deploy keys")
+                raise UserError("nobody can take part: there are no public keys of sites; see protofed deploy keys")
             self._refuse_too_few_members()
             hellos = self._alike(dict(sorted(self._hellos(members).items())))
             shapes = [hello.image_shape for hello in hellos.values()]
@@ -193,7 +193,9 @@ class _Server:
         members, wanted = self._engine.nodes, self._limits.min_sites or 1
         if wanted > len(members):
             named = ", ".join(members) or "nobody"
-            raise UserError(f"--min-sites {wanted} is more than the members, {named}; admit others, or ask for fewer")
+            raise UserError(
+                f"--min-sites {wanted} is more than the number of members, {named}; admit others, or lower it"
+            )
 
     def _hellos(self, members: Sequence[str]) -> dict[str, Hello]:
         """What the members say of themselves, once enough of them are connected."""
@@ -205,7 +207,7 @@ class _Server:
             missing = [name for name in members if name not in hellos]
             if time.monotonic() > deadline:
                 raise UserError(
-                    f"{len(hellos)} of {enough} sites are here after waiting; missing: {', '.join(missing)}"
+                    f"{len(hellos)} of {enough} sites have connected in time; missing: {', '.join(missing)}"
                 )
             hellos |= self._ask_hello(missing)
             if not said_who_is_missing and len(hellos) < enough:
@@ -264,7 +266,7 @@ class _Server:
             elif problem is not None:
                 refusals.append(f"{name}: {problem}")
         if len(sites) - len(refusals) < (self._limits.min_sites or len(sites)):
-            raise UserError(f"the run does not begin; {'; '.join(refusals)}")
+            raise UserError(f"the run does not start; {'; '.join(refusals)}")
         for refusal in refusals:
             log.warning("%s", refusal)
 
@@ -302,7 +304,7 @@ class _Server:
                 reason = str(problem).splitlines()[0]
                 if tries == _TRIES:
                     raise UserError(
-                        f"{reason}; tried {tries} times; --resume goes on when the sites are back"
+                        f"{reason}; tried {tries} times; --resume continues when the sites are back"
                     ) from None
                 log.warning("%s; trying again", reason)
                 time.sleep(_PAUSE * tries)
@@ -326,7 +328,7 @@ class _Server:
         hellos = self._ask_hello(late)
         for name in late:
             if self._bad_hellos.get(name, 0) >= _HELLOS:
-                self._turn_away(federation, name, f"it has not said {_HELLOS} times what it holds")
+                self._turn_away(federation, name, f"asked {_HELLOS} times, it has not said what it holds")
         for name, hello in hellos.items():
             before = self._terms
             try:
@@ -341,7 +343,7 @@ class _Server:
             census = larger
             self._remember(census)
             write_description(assembly, federation, self._folder)
-            federation.notes.append({"client": f"{name}-0", "event": "joined", "reason": "it came late"})
+            federation.notes.append({"client": f"{name}-0", "event": "joined", "reason": "it arrived late"})
 
     def _turn_away(self, federation: Federation, name: str, reason: str) -> None:
         self._refused_sites.add(name)
@@ -354,7 +356,7 @@ class _Server:
         """Wait for late sites and for requests, and in the end have the sites keep what they would use then."""
         federation = self._federation
         assert federation is not None, "it was made for the rounds"
-        log.warning("the run is complete; for %g s sites may still come, or be forgotten", seconds)
+        log.warning("the run is complete; for %g s sites can still join or be forgotten", seconds)
         deadline = time.monotonic() + seconds
         while True:
             self._answer_requests(federation)
@@ -375,7 +377,7 @@ class _Server:
                 log.warning("%s", problem)
                 self._requests.refuse(client, str(problem))
                 continue
-            log.warning("%s is forgotten: its part is out of the result, and it takes part no longer", client)
+            log.warning("%s is forgotten: its share is removed from the result, and it no longer takes part", client)
             self._requests.answer(client, record)
             self._tell_forgotten(_site(client), record, before)
 
@@ -390,7 +392,7 @@ class _Server:
         for _, reply in self._engine.ask({name: request}, self._limits.round_timeout):
             problem = reply.reason if isinstance(reply, Failed) else refusal_in(reply, name)
             if problem is not None:
-                log.warning("%s was not told that it is forgotten: %s", name, printable(problem))
+                log.warning("%s could not be told that it is forgotten: %s", name, printable(problem))
         self._engine.nodes = members
 
     def _counted(self) -> set[str]:
@@ -423,7 +425,7 @@ class _Server:
                 continue
             self._remember(larger)
             write_description(assembly, federation, self._folder)
-            log.warning("%s has come late, and its part is added to the result", name)
+            log.warning("%s arrived late, and its share was added to the result", name)
 
     def _finish_run(self, federation: Federation) -> None:
         """Send every site what it would use now, for it to keep its final model; those away have time to come back."""
@@ -437,7 +439,7 @@ class _Server:
             requests = {name: requests[name] for name in absent}
             if time.monotonic() > deadline:
                 for name, reason in absent.items():
-                    log.warning("%s has not kept its final model: %s", name, reason)
+                    log.warning("%s has not stored its final model: %s", name, reason)
                 break
             time.sleep(_PAUSE)
 
@@ -448,7 +450,7 @@ class _Server:
             if isinstance(reply, Failed):
                 absent[name] = printable(reply.reason)
             elif (refusal := refusal_in(reply, name)) is not None:
-                log.warning("%s has not kept its final model: %s", name, refusal)
+                log.warning("%s has not stored its final model: %s", name, refusal)
         return absent
 
 

@@ -76,7 +76,7 @@ class SiteData:
         channels, size = (None, None) if shape is None else (shape[0], shape[1:])
         dataset = load(self.spec, labels=self.labels, channels=channels, image_size=size, reading=self.reading)
         if len(dataset.domains) != 1:
-            raise UserError(f"{self.spec} holds the domains {', '.join(dataset.domains)}; a site has one, its own")
+            raise UserError(f"{self.spec} holds the domains {', '.join(dataset.domains)}; a site has only its own")
         (domain,) = dataset.domains.values()
         classes = self._class_names(dataset.classes)
         place = {own: classes.index(own) for own in dataset.classes}
@@ -84,7 +84,7 @@ class SiteData:
         # The server counts training and test images only.
         kept, warnings = domain.validation, dataset.warnings
         if kept is not None:
-            warnings += (f"{len(kept)} images to validate on are not used in a deployment; move them to train",)
+            warnings += (f"{len(kept)} validation images are not used in a deployment; move them to train",)
         mine = replace(domain, name=name, validation=None).mapped(lambda images, _: _relabelled(images, places))
         return replace(dataset, classes=classes, domains={name: mine}, warnings=warnings)
 
@@ -192,7 +192,7 @@ class Site:
             return run.mask(request)
         job, message = decode_job(request.body, "server")
         if isinstance(job, Train) and run.secure:
-            raise Refused("with secure=on no single upload leaves, but masked ones")
+            raise Refused("with secure=on no single upload leaves, only masked ones")
         return (
             type(job).__name__.lower(),
             job.round + 1,
@@ -203,10 +203,12 @@ class Site:
         """The run with these terms: the present one, or a new one where they have changed."""
         if self._run is None or self._run.terms != terms:
             if terms.protofed != version("protofed"):
-                raise Refused(f"it runs protofed {version('protofed')}, the server {terms.protofed}; install the same")
+                raise Refused(
+                    f"it runs protofed {version('protofed')}, the server {terms.protofed}; install the same version"
+                )
             options = terms.options_here(**self._own)
             if ".py:" in options.method:
-                raise Refused(f"{options.method} is a file of the server's; sites run only what is installed with them")
+                raise Refused(f"{options.method} is a file on the server; sites run only what is installed there")
             guard = terms.options.get("guard")
             self._policy.admit(options.method, options.training_plan().rounds, None if guard is None else str(guard))
             self._run = _SiteRun(
@@ -231,7 +233,9 @@ class Site:
         elif kind == "train":
             self._tell(f"{where}an upload of {size(len(reply))} leaves; {self._ledger.budget().in_words(self._policy)}")
         elif kind == "forgotten":
-            self._tell(f"its part is out of the result, and it takes part no longer; {FORGOTTEN} says what was removed")
+            self._tell(
+                f"its share is removed from the result, and it no longer takes part; {FORGOTTEN} says what was removed"
+            )
         elif kind in ("evaluate", "project"):
             self._tell(f"{where}a score leaves, {size(len(reply))}")
         else:
@@ -271,7 +275,7 @@ class _SiteRun:
         self._domain = name
         census = terms.census
         if Hello.of(dataset) != census.sites.get(name):
-            raise Refused("its images are not those it has announced; they must not change during a run")
+            raise Refused("its images differ from those it announced; they must not change during a run")
         options = terms.options_here(**own)
         if fingerprint(options) != terms.weights:
             raise Refused(f"it needs the same --weights as the server (sha256 {terms.weights}), not {options.weights}")
@@ -330,7 +334,7 @@ class _SiteRun:
         if not is_own:
             raise Refused(f"{type(job).__name__.lower()} is not done here for others")
         if isinstance(job, Evaluate) and job.probabilities:
-            raise Refused("what is predicted for single images stays here; only scores are told")
+            raise Refused("predictions for single images stay here; only scores are sent")
         self._settle(job.round, accepted)
         with one_thread():
             result = self._side.perform(job, message)
@@ -344,7 +348,7 @@ class _SiteRun:
         if stage.stage == "train":
             job, message = decode_job(body, "server")
             if not isinstance(job, Train) or job.round != stage.session.round:
-                raise Refused("a secure sum begins with the training of its round")
+                raise Refused("a secure sum starts with the training of its round")
             # What a round may cost is settled before it is trained; it costs that once, however often it is begun.
             self._ledger.upload(job.round, lambda: f"masked upload of round {job.round + 1}".encode())
             proposed = self._store.is_proposed(self._client, job.round)

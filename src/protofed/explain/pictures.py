@@ -106,7 +106,7 @@ def _together(sheet: Image.Image, image: Pixels, columns: Sequence[Column], head
         sheet.paste(cell, (_MARGIN, top))
         draw.text((_MARGIN, top + CELL + 4), "all boxes", fill=FAINT, font=font())
         top += CELL + GAP
-    for line, (meaning, shade) in enumerate((("speaks for", WARM), ("speaks against", COOL))):
+    for line, (meaning, shade) in enumerate((("supports", WARM), ("opposes", COOL))):
         y = top + 36 + line * (LINE + 6)
         draw.rectangle([_MARGIN, y, _MARGIN + 14, y + 14], fill=shade)
         draw.text((_MARGIN + 22, y + 7), meaning, fill=INK, font=font(), anchor="lm")

@@ -39,7 +39,7 @@ def make_partition(
     if not request.by_label:
         return by_domain(dataset, request, ensure_all_classes)
     if ensure_all_classes:
-        raise UserError(f"ensure_all_classes needs a domain protocol; protocol {request.text} deals out by label")
+        raise UserError(f"ensure_all_classes needs a domain protocol; protocol {request.text} splits by label")
     return by_label(dataset, request, holdout, min_size)
 
 

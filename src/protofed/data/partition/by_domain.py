@@ -80,7 +80,7 @@ def _clients_per_domain(dataset: Dataset, request: PartitionRequest) -> dict[str
     if request.kind in ("equal", "one-per-domain"):
         if clients is not None:
             raise UserError(
-                f"protocol {request.text} sets the clients itself; drop --clients or use --protocol domains"
+                f"protocol {request.text} sets the clients itself; omit --clients or use --protocol domains"
             )
         return dict.fromkeys(names, parse_whole(request.value or "1", f"protocol {request.text}", "clients per domain"))
     if clients is None:
@@ -116,7 +116,7 @@ def _spread(given: str | float, dataset: Dataset, served: Sequence[str], what: s
     values = _per_domain(text, list(dataset.domains), what)
     missing = [name for name in served if name not in values]
     if missing:
-        raise UserError(f"{what} {text!r} says nothing about {', '.join(missing)}; add {missing[0]}=...")
+        raise UserError(f"{what} {text!r} does not mention {', '.join(missing)}; add {missing[0]}=...")
     return values
 
 

@@ -22,7 +22,9 @@ def by_label(dataset: Dataset, request: PartitionRequest, holdout: float, min_si
     rng = numpy_generator(request.seed, "partition", request.kind)
     pool, warnings = _pool(labels, number, request, rng)
     if number > len(pool):
-        raise UserError(f"{len(pool)} training images do not suffice for {number} clients; at most {len(pool)} fit")
+        raise UserError(
+            f"{len(pool)} training images are not enough for {number} clients; at most {len(pool)} are possible"
+        )
     if request.kind == "dirichlet":
         alpha = parse_number(request.value, f"protocol {request.text}", "alpha")
         if alpha <= 0:
@@ -43,7 +45,7 @@ def by_label(dataset: Dataset, request: PartitionRequest, holdout: float, min_si
         training, testing = stratified_split(labels[own], holdout, numpy_generator(request.seed, "holdout", client))
         train[client], kept[client] = own[training], own[testing]
         if holdout and not len(testing):
-            warnings.append(f"client {client} has one image only, so none is held out for its personal test")
+            warnings.append(f"client {client} has only one image, so none is held out for its personal test")
     return Partition(request.text, tuple(train), train, kept, dict.fromkeys(train, ""), (), tuple(warnings))
 
 
@@ -76,7 +78,7 @@ def _pool(
     )
     wanted = share * clients
     if wanted >= total:
-        short = f"{clients} clients with {share} images each would need {wanted}; all {total} are dealt out"
+        short = f"{clients} clients with {share} images each would need {wanted}; all {total} are distributed"
         return everything, [short] if wanted > total else []
     return stratified_split(labels, wanted / total, rng)[1], []
 
@@ -127,7 +129,7 @@ def _shards(labels: IntArray, clients: int, per_client: int, rng: np.random.Gene
     number = clients * per_client
     if number > len(labels):
         raise UserError(
-            f"{len(labels)} training images cannot be cut into {number} shards; use fewer shards or clients"
+            f"{len(labels)} training images cannot be divided into {number} shards; use fewer shards or clients"
         )
     shuffled = rng.permutation(len(labels))
     runs = np.array_split(shuffled[np.argsort(labels[shuffled], kind="stable")], number)

@@ -74,5 +74,7 @@ def fraction_of(raw: str | float, total: int, of: str) -> int:
         raise UserError(f"fraction {raw} for {of} is out of range; it must be above 0 and at most 1")
     share = int(value * total + 1e-9)
     if not share:
-        raise UserError(f"fraction {raw} of {of} ({total} images) is not even one image; give at least {1 / total:.2g}")
+        raise UserError(
+            f"fraction {raw} of {of} ({total} images) is less than one image; give at least {1 / total:.2g}"
+        )
     return share

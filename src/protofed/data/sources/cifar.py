@@ -19,7 +19,7 @@ CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "hors
 def _latin1(text: str, encoding: str) -> bytes:
     """Bytes as version 2 pickles hold them; other codecs could double a text again and again."""
     if encoding != "latin1":
-        raise pickle.UnpicklingError(f"it encodes text as {encoding}, which image data has no need of")
+        raise pickle.UnpicklingError(f"it encodes text as {encoding}, which image data does not need")
     return text.encode(encoding)
 
 
@@ -47,7 +47,7 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         """One of the few things arrays are made with."""
         if (module, name) not in _ALLOWED:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which image data has no need of")
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which image data does not need")
         return _ALLOWED[module, name]
 
 
@@ -59,7 +59,7 @@ def _batch(path: Path) -> Images:
         pixels = np.asarray(content[b"data"]).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
         labels = np.asarray(content[b"labels"], dtype=np.int64)
     except FileNotFoundError:
-        raise UserError(f"{path} is not there; complete the original files") from None
+        raise UserError(f"{path} does not exist; complete the original files") from None
     except Exception as problem:
         # Bytes that are no pickle make it raise almost anything.
         raise damaged(path, problem) from None

@@ -43,7 +43,7 @@ def read_emnist(
     folder: Path,
     _: Size,
     *,
-    emnist_split: Annotated[Literal["bymerge", "balanced"], "which of EMNIST's own divisions is read"] = "bymerge",
+    emnist_split: Annotated[Literal["bymerge", "balanced"], "which of EMNIST's own splits to read"] = "bymerge",
 ) -> RawData:
     """EMNIST with 47 classes; its images are stored transposed and are turned upright here."""
     stem = f"emnist-{emnist_split}"
@@ -60,7 +60,7 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
     """An idx file of bytes: two zeros, the type, the number of dimensions, big-endian sizes, then the values."""
     present = next((each for each in (path, path.with_name(f"{path.name}.gz")) if each.is_file()), None)
     if present is None:
-        raise UserError(f"{path} is not there, nor {path.name}.gz; complete the original files")
+        raise UserError(f"neither {path} nor {path.name}.gz exists; complete the original files")
     try:
         with gzip.open(present) if present.suffix == ".gz" else present.open("rb") as file:
             zeros, kind, dimensions = struct.unpack(">HBB", file.read(4))
@@ -85,7 +85,7 @@ def _mapping(path: Path) -> tuple[str, ...]:
         codes = {label: code for label, code, *_ in lines}
         return tuple(chr(codes[label]) for label in range(len(codes)))
     except OSError:
-        raise UserError(f"{path} is not there; choose another with --set data.emnist_split=..., or add it") from None
+        raise UserError(f"{path} does not exist; choose another with --set data.emnist_split=..., or add it") from None
     except (ValueError, KeyError) as problem:
         raise damaged(path, problem) from None
 
@@ -107,7 +107,7 @@ def _libsvm(path: Path) -> Images:
         with bz2.open(path, "rt", encoding="ascii") as lines:
             while line := lines.readline(_LONGEST_LINE):
                 if len(rows) == _MOST_LINES or not line.endswith("\n"):
-                    raise ValueError("it has lines or a number of lines that USPS has not")
+                    raise ValueError("its lines or their number differ from those of USPS")
                 label, *pairs = line.split()
                 row = np.zeros(_USPS_SIDE * _USPS_SIDE, dtype=np.float32)
                 for pair in pairs:

@@ -18,7 +18,7 @@ from protofed.errors import UserError
 
 CLASSES = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
 Domains = Annotated[Literal["pooled", "writers"], "all writers as one domain, or a domain for each writer"]
-Writers = Annotated[int, Field(ge=0), "use only so many writers, in the order of their names; 0 for all"]
+Writers = Annotated[int, Field(ge=0), "use only this many writers, in the order of their names; 0 for all"]
 _SIDE = 28
 
 
@@ -32,9 +32,9 @@ def read_femnist(
     # A writer of one part only (LEAF can divide by writer, too) could not be trained on and tested.
     both = [writer for writer in train if writer in test]
     if not both:
-        raise UserError(f"{folder}: no writer is in train and in test; use --set data.femnist_domains=pooled")
+        raise UserError(f"{folder}: no writer is in both train and test; use --set data.femnist_domains=pooled")
     left = len(train.keys() | test.keys()) - len(both)
-    warnings = (f"{left} writers are left out, because they are in train or in test only",) if left else ()
+    warnings = (f"{left} writers are left out, because they are only in train or only in test",) if left else ()
     domains: dict[str, Domain] = {
         writer: make_domain(writer, train[writer], test[writer], len(CLASSES)) for writer in both
     }

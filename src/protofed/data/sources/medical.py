@@ -37,7 +37,7 @@ def read_india(folder: Path, size: Size) -> RawData:
     for part in ("Training", "Testing"):
         for path in images_in(folder / part):
             if path.name[0].lower() not in "np":
-                raise UserError(f"{path}: the name begins neither with n (normal) nor with p (positive)")
+                raise UserError(f"{path}: the name starts neither with n (normal) nor with p (positive)")
             pictures.append(GroupedFile(path, TB_CLASSES[path.name[0].lower() == "p"]))
     return _tuberculosis("india", pictures, size)
 
@@ -91,7 +91,9 @@ def read_neojaundice(
         try:
             high = float(row["blood"]) >= bilirubin
         except ValueError:
-            raise UserError(f"{table}: {row['image']} has the bilirubin {row['blood']!r}, which is no number") from None
+            raise UserError(
+                f"{table}: {row['image']} has the bilirubin {row['blood']!r}, which is not a number"
+            ) from None
         path = find_image([folder / "images", folder], row["image"], table)
         pictures.append(GroupedFile(path, JAUNDICE_CLASSES[high], row["patient"]))
     files = {"neojaundice": split_80_20("neojaundice", pictures)}

@@ -20,7 +20,7 @@ PacsSplit = Annotated[
     Literal["tenth", "kfold"], "tenth: 80/20 by FPL's rule; kfold: the official train and crossval lists"
 ]
 PacsTest = Annotated[
-    Literal["heldout", "all"], "test on what is not trained on, or on the whole domain as earlier code does"
+    Literal["heldout", "all"], "test on what is not used for training, or on the whole domain as earlier code does"
 ]
 
 
@@ -42,7 +42,7 @@ def read_pacs(folder: Path, size: Size, *, pacs_split: PacsSplit = "tenth", pacs
             parts = [*trained, *(LabelledFile(picture.path, picture.label, "test") for picture in everything)]
         files[name] = parts
     split = EVERY_TENTH if pacs_split == "tenth" else "the official train and crossval lists"
-    tested = "tested on what is held out" if pacs_test == "heldout" else "tested on the whole domain"
+    tested = "tested on held-out images" if pacs_test == "heldout" else "tested on the whole domain"
     return replace(read_files(files, PACS_CLASSES, size or PHOTO_SIZE), source=f"{split}; {tested}")
 
 

@@ -20,7 +20,7 @@ from protofed.seeding import numpy_generator
 # Photographs are brought to this size while they are read, unless the user gives another: memory stays bounded.
 PHOTO_SIZE = (64, 64)
 EIGHTY_TWENTY = "none official; 80/20 of every class at random with a fixed seed (42)"
-EVERY_TENTH = "in the order of classes and files, positions ending in 8 or 9 are tested (FPL's rule)"
+EVERY_TENTH = "in the order of classes and files, positions ending in 8 or 9 are test images (FPL's rule)"
 _SPLIT_SEED = 42
 
 
@@ -80,7 +80,7 @@ def read_files(
     """Domains of image files; with `crop` each is cut to the disc of a fundus photograph."""
     for file in (file for members in files.values() for file in members):
         if file.label not in classes:
-            raise UserError(f"{file.path}: class {file.label!r} is none of {', '.join(classes)}")
+            raise UserError(f"{file.path}: class {file.label!r} is not one of {', '.join(classes)}")
     return read_domains(files, classes, size, _read_cropped if crop else decode_images)
 
 
@@ -94,7 +94,7 @@ def _read_cropped(paths: Sequence[Picture], size: Size, together: int) -> Decode
         disc = _disc(photograph, target)
         failed += disc is None
         array[position] = (to_size(photograph, target)[0] if disc is None else disc).numpy()
-    notes = [f"no circle was found in {failed} images, which were resized whole"] if failed else []
+    notes = [f"no circle was found in {failed} images, which were resized as a whole"] if failed else []
     return DecodedImages(filled(array), range(len(paths)), notes)
 
 

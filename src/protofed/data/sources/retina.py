@@ -17,7 +17,7 @@ EYEPACS_SITES = 5
 _FIELD_WITH_BOTH = ("field 1", "1", "1.0")
 _GOOD_ENOUGH = ("adequate", "good", "excellent")
 
-CircleCrop = Annotated[bool, "cut every photograph to its round field of view, black around it"]
+CircleCrop = Annotated[bool, "crop every photograph to its round field of view, with black around it"]
 
 
 def read_aptos(folder: Path, size: Size, *, circle_crop: CircleCrop = False) -> RawData:

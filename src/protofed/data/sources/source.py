@@ -111,11 +111,11 @@ class Original(Source):
     def missing(self, root: Path | None) -> UserError:
         """What is lacking, and where to get it."""
         place = self.places[0]
-        fetch = f"put {self.download} into ROOT/{place}; `protofed data {self.name}` says more"
+        fetch = f"put {self.download} into ROOT/{place}; `protofed data {self.name}` explains how"
         if root is None:
             return UserError(f"data {self.name} is read from its original files under --data-root ROOT: {fetch}")
         if not (root / place).is_dir():
-            return UserError(f"data {self.name} is not there: the data root {root} has no folder {place}; {fetch}")
+            return UserError(f"data {self.name} was not found: the data root {root} has no folder {place}; {fetch}")
         lacking = self._lacking(root / place)[0].replace("|", " or ")
         return UserError(f"data {self.name} is not complete: {root / place} has no {lacking}; {fetch}")
 
@@ -193,16 +193,14 @@ class Benchmark(Source):
         for name in asked or self.members:
             member = self.member(name)
             if not asked and member.locate(root) is None:
-                warnings.append(f"{self.name} goes without {name}, whose original files are not in the data root")
+                warnings.append(f"{self.name} is used without {name}, whose original files are not in the data root")
                 continue
             read[name] = member.load(root, size, {key: settings[key] for key in settings if key in member.options})
         first = next(iter(read))
         domains: dict[str, Domain] = {}
         for name, raw in read.items():
             if raw.classes != read[first].classes:
-                raise UserError(
-                    f"{name} has other classes than {first}; leave one out with --set data.members=NAME,NAME"
-                )
+                raise UserError(f"{name} has other classes than {first}; omit one with --set data.members=NAME,NAME")
             domains |= raw.domains
             warnings += raw.warnings
         return RawData(
@@ -220,7 +218,7 @@ class Benchmark(Source):
         )
         names = ", ".join(self.members)
         return UserError(
-            f"data {self.name} {where}: put the files of {names} there; `protofed data {self.name}` says more"
+            f"data {self.name} {where}: put the files of {names} there; `protofed data {self.name}` explains how"
         )
 
     def wrong_files(self, root: Path) -> list[str]:

@@ -25,7 +25,7 @@ from protofed.data.sources.source import Benchmark, Original, Reader, Source
 _SPLITS = {
     "80/20": EIGHTY_TWENTY,
     "80/20 by patient": f"{EIGHTY_TWENTY}, all images of a patient on one side",
-    "80/20, folders joined": f"{EIGHTY_TWENTY}; its own two folders are joined",
+    "80/20, folders joined": f"{EIGHTY_TWENTY}; its own two folders are merged",
     "every tenth": EVERY_TENTH,
     "validation trained on": "official; validation images join the training images",
 }

@@ -67,9 +67,9 @@ def _copies(table: ImageTable) -> Iterator[Problem]:
             if holds:
                 found.append(rows)
     for kind, found, text, mend in (
-        ("copy-in-test", leaked, ("test image", "is", "a training image, too"), "keep each in one part"),
+        ("copy-in-test", leaked, ("test image", "is", "also a training image"), "keep each in one part"),
         ("two-labels", mixed, ("image", "appears", "under different labels"), "decide on one label"),
-        ("copies", plain, ("image", "appears", "more than once"), "keep one of each, unless it is meant so"),
+        ("copies", plain, ("image", "appears", "more than once"), "keep one of each, unless this is intended"),
     ):
         if found:
             names = [table.names[row] for rows in found for row in rows]
@@ -95,7 +95,7 @@ def _near_copies(table: ImageTable) -> Iterator[Problem]:
     if found:
         shown = [f"{table.names[b]} like {table.names[a]}" for b, a in found]
         text = f"{counted(len(found), 'test image', 'looks')} almost like a training image: {some_names(shown)}"
-        mend = "look whether they show the same person or moment; if so, --group-by keeps them together"
+        mend = "check whether they show the same person or moment; if so, --group-by keeps them together"
         yield warning("near-copy-in-test", table.names[found[0][0]], text, mend, [table.names[b] for b, _ in found])
 
 
@@ -141,7 +141,7 @@ def _blanks(table: ImageTable) -> Iterator[Problem]:
     if len(rows):
         names = [table.names[row] for row in rows.tolist()]
         text = f"{counted(len(names), 'image', 'is')} of one colour: {some_names(names)}"
-        yield warning("blank", names[0], text, "look whether they were exported well", names)
+        yield warning("blank", names[0], text, "check whether they were exported correctly", names)
 
 
 def _shortcuts(table: ImageTable) -> Iterator[Problem]:
@@ -152,9 +152,11 @@ def _shortcuts(table: ImageTable) -> Iterator[Problem]:
         classes = sorted(name for name, count in counts.items() if count >= _ENOUGH)
         if len(rows) >= 2 * _ENOUGH and table.mean[rows].std() < _ONE_BRIGHTNESS:
             text = f"all {len(rows)} images of {site} have the same brightness, {table.mean[rows].mean():.0f} of 255"
-            yield warning("one-brightness", site, text, "look whether they were normalised, unlike other sites'")
+            yield warning(
+                "one-brightness", site, text, "check whether they were normalised, unlike those of other sites"
+            )
         if len(counts) == 1 and len(set(table.label.tolist())) > 1:
-            text = f"{site} has images of {next(iter(counts))} only, so a model may learn the site instead of the class"
+            text = f"{site} has only images of {next(iter(counts))}, so a model may learn the site instead of the class"
             yield warning("one-class", site, text, "add images of other classes, or test on other sites")
         if len(classes) < 2:
             continue
@@ -168,10 +170,10 @@ def _shortcuts(table: ImageTable) -> Iterator[Problem]:
             area = _area(table.mean[rows], labels == name)
             if max(area, 1 - area) >= _TELLING:
                 text = (
-                    f"in {site}, brightness alone tells {name} from the others "
-                    f"(area under the curve {max(area, 1 - area):.2f})"
+                    f"in {site}, brightness alone separates {name} from the others (area under the curve "
+                    f"{max(area, 1 - area):.2f})"
                 )
-                mend = "a model would learn that; look whether the classes come from different devices or exports"
+                mend = "a model would learn that; check whether the classes come from different devices or exports"
                 yield warning("brightness-shortcut", site, text, mend)
 
 
@@ -186,8 +188,8 @@ def _size_shortcut(
 ) -> Problem:
     common = {name: Counter(column[rows][table.label[rows] == name].tolist()).most_common(1)[0][0] for name in classes}
     said = ", ".join(f"{name} is {value}" for name, value in common.items())
-    mend = "a model may learn that; export all classes alike, or crop them to one size"
-    return warning(kind, site, f"in {site}, {what} alone tells the class: {said}", mend)
+    mend = "a model may learn that; export all classes the same way, or crop them to one size"
+    return warning(kind, site, f"in {site}, {what} alone predicts the class: {said}", mend)
 
 
 def _told_by(values: NDArray[np.object_], labels: NDArray[np.object_]) -> bool:
@@ -220,9 +222,9 @@ def _few(table: ImageTable) -> Iterator[Problem]:
         few = [f"{name} ({count})" for name, count in sorted(counts.items()) if count < 2 * _ENOUGH]
         if few:
             text = f"{site} has fewer than {2 * _ENOUGH} training images of {some_names(few)}"
-            yield warning("few", site, text, "results on these classes will be luck")
+            yield warning("few", site, text, "results on these classes will be mostly luck")
         if len(counts) > 1 and max(counts.values()) > 10 * min(counts.values()):
             text = (
                 f"{site} has {max(counts.values())} training images of one class and {min(counts.values())} of another"
             )
-            yield warning("imbalance", site, text, "accuracy hides that; look at recall per class, or give --balanced")
+            yield warning("imbalance", site, text, "accuracy hides that; look at recall per class, or use --balanced")

@@ -37,7 +37,7 @@ def page(report: DataReport) -> str:
 
 
 def _advice(report: DataReport) -> Html:
-    advice = report.advice or ["Nothing was found that would spoil a result."]
+    advice = report.advice or ["No problem was found that would spoil a result."]
     return tag(
         "section",
         tag("h2", "Before training"),
@@ -53,14 +53,14 @@ def _counts(report: DataReport) -> Html:
         rows += [[f"{domain.name}, {part}", *counts, sum(counts)] for part, counts in parts.items() if counts]
     table = plain_table("Images of each class", ["site and part", *summary.classes, "all"], rows)
     splits = [_split(site) for site in report.sites if site.split]
-    return tag("section", tag("h2", "What there is"), table, *(tag("p", text, class_="small") for text in splits))
+    return tag("section", tag("h2", "Contents"), table, *(tag("p", text, class_="small") for text in splits))
 
 
 def _split(site: SiteFacts) -> str:
-    by = f"kept together by {site.split['grouped_by']}" if site.split["grouped_by"] else "each image for itself"
+    by = f"kept together by {site.split['grouped_by']}" if site.split["grouped_by"] else "each image separately"
     return (
         f"{site.name} has no test images of its own: {100 * site.split['test_share']:g} % of its "
-        f"{site.split['groups']} groups are drawn, stratified by class, with seed {site.split['seed']} ({by})."
+        f"{site.split['groups']} groups are held out, stratified by class, with seed {site.split['seed']} ({by})."
     )
 
 
@@ -74,7 +74,7 @@ def _kinds(report: DataReport) -> Html:
         [site.name, said(site.sizes), said(site.channels), said(site.bits), said(site.formats)] for site in report.sites
     ]
     columns = ["site", "height x width", "channels", "depth", "format"]
-    return tag("section", tag("h2", "What the files are"), plain_table("Of how many images", columns, rows, False))
+    return tag("section", tag("h2", "File properties"), plain_table("Number of images", columns, rows, False))
 
 
 def _brightness(report: DataReport) -> Html:
@@ -85,8 +85,8 @@ def _brightness(report: DataReport) -> Html:
     ]
     charts = [_histogram(site, classes) for site in report.sites]
     text = (
-        "How bright the images of each class are on average, from black to white. Where the curves of a site lie "
-        "apart, brightness alone tells its classes, and a model may learn no more than that."
+        "Mean brightness of the images of each class, from black to white. If the curves of a site lie apart, "
+        "brightness alone separates its classes, and a model may learn no more than that."
     )
     return tag(
         "section",
@@ -151,7 +151,7 @@ def _problems(report: DataReport) -> Html:
     shown = list(_rows(report))
     left = len(report.problems) - len(shown)
     more = tag("p", f"{left} more are listed by protofed data --json.", class_="note") if left else ""
-    table = plain_table("Everything that was found", ["kind", "what", "how to mend it"], shown, figures=False)
+    table = plain_table("All findings", ["kind", "what", "how to fix it"], shown, figures=False)
     return tag("section", tag("h2", "Problems"), table, more)
 
 

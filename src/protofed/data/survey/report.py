@@ -85,14 +85,14 @@ class DataReport:
     def advice(self) -> list[str]:
         """What to look at before training, the worst first."""
         wrong = self.errors
-        listed = [f"{len(wrong)} problems keep this data from being trained on; the first: {wrong[0]}"] if wrong else []
+        listed = [f"{len(wrong)} problems prevent training on this data; the first: {wrong[0]}"] if wrong else []
         for kind in _URGENT:
             listed += [str(problem) for problem in self.problems if problem.kind == kind and problem not in wrong]
         alone = [site.name for site in self.sites if site.split and not site.split["grouped_by"]]
         if alone:
             listed.append(
-                f"no patients are known in {', '.join(alone)}, so images of one person may be trained and tested on; "
-                "--group-by folder, or a regular expression for file names, keeps them together"
+                f"no patients are known in {', '.join(alone)}, so images of one person may be in both training "
+                "and test; --group-by folder, or a regular expression for file names, keeps them together"
             )
         return listed[:_MOST_ADVICE]
 
