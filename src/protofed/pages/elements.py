@@ -31,8 +31,13 @@ def png_source(png: bytes) -> str:
 
 def picture(source: str, text: str, caption: bool = True) -> Html:
     """A picture; its text is its caption, or for screen readers only."""
-    image = tag("img", src=source, alt=text, loading="lazy")
+    image = tag("img", src=source, alt=text)
     return tag("figure", image, tag("figcaption", text)) if caption else tag("figure", image)
+
+
+def sheet(source: str, text: str, label: str) -> Html:
+    """A picture with words inside, as wide as the page; where that is too narrow to read them, it scrolls."""
+    return tag("figure", scroll(tag("img", src=source, alt=text), label), class_="sheet")
 
 
 def gallery(pictures: Iterable[Html], wide: bool = False) -> Html:
@@ -75,9 +80,12 @@ def plain_table(caption: str, columns: Sequence[str], rows: Sequence[Sequence[ob
     return scroll(table, caption)
 
 
-def scroll(table: Html, label: str) -> Html:
-    """Wide tables scroll in a box of their own, also by keyboard."""
-    return tag("div", table, class_="scroll", tabindex="0", role="region", aria_label=label)
+def scroll(content: Html, label: str) -> Html:
+    """What is too wide scrolls in a box of its own, also by keyboard; a shadow at the edge says that there is more.
+
+    A group, not a region: a page with fifty landmarks has none.
+    """
+    return tag("div", content, class_="scroll", tabindex="0", role="group", aria_label=label)
 
 
 def as_text(value: Any) -> str:

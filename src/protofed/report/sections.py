@@ -25,6 +25,7 @@ from protofed.report.galleries import Gallery, galleries
 from protofed.report.methods_section import methods_section
 from protofed.report.metrics_section import metrics_section
 from protofed.report.wording import view_title
+from protofed.runs.summary import LAST_ROUNDS
 from protofed.text import counted, duration, percent, size
 
 _MOST_CLIENTS = 60
@@ -95,6 +96,8 @@ def _accuracy_table(group: MethodGroup, view: ScoreView, heading: str, order: Ma
     columns += ["worst"] if has_worst else []
     note = "In %: mean over seeds ± standard deviation" if group.over_seeds else "In %"
     note += "; the best of each column is bold." if several else "."
+    if group.over_rounds:
+        note += f" Of a run the mean of its last {LAST_ROUNDS} scored rounds; the final models are under Metrics."
     if any(row.paper for row in view.rows.values()):
         note += " In brackets the paper's figure."
     below = {}
