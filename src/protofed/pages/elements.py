@@ -7,6 +7,9 @@ from typing import Any
 from protofed.pages.markup import Html, join, tag
 from protofed.text import percent
 
+_SMALLEST, _LARGEST = 0.72, 1.3
+"""To what part of its width a picture with words inside is drawn at least and at most."""
+
 
 def key(index: int) -> Html:
     """The line and mark a method is drawn with; the script fills it in."""
@@ -35,9 +38,12 @@ def picture(source: str, text: str, caption: bool = True) -> Html:
     return tag("figure", image, tag("figcaption", text)) if caption else tag("figure", image)
 
 
-def sheet(source: str, text: str, label: str) -> Html:
+def sheet(png: bytes, text: str, label: str, caption: bool = False) -> Html:
     """A picture with words inside, as wide as the page; where that is too narrow to read them, it scrolls."""
-    return tag("figure", scroll(tag("img", src=source, alt=text), label), class_="sheet")
+    width = int.from_bytes(png[16:20], "big")  # where every PNG file has it
+    style = f"min-width:{_SMALLEST * width:.0f}px;max-width:{_LARGEST * width:.0f}px"
+    image = scroll(tag("img", src=png_source(png), alt=text, style=style), label)
+    return tag("figure", image, tag("figcaption", text) if caption else "", class_="sheet")
 
 
 def gallery(pictures: Iterable[Html], wide: bool = False) -> Html:

@@ -13,7 +13,9 @@ from protofed.pages.elements import (
     method_table,
     picture,
     plain_table,
+    png_source,
     scroll,
+    sheet,
     signed,
     stacked_bars,
 )
@@ -21,7 +23,7 @@ from protofed.pages.markup import Html, join, tag
 from protofed.report.commands import command, resume
 from protofed.report.content import Cost, MethodGroup, MethodScores, ReportContent, ScoreView
 from protofed.report.curves import measures, series
-from protofed.report.galleries import Gallery, galleries
+from protofed.report.galleries import EmbeddedPicture, Gallery, galleries
 from protofed.report.methods_section import methods_section
 from protofed.report.metrics_section import metrics_section
 from protofed.report.wording import view_title
@@ -334,7 +336,7 @@ def _gallery(shown: Gallery) -> Html:
         for table in shown.tables
     ]
     if shown.pictures:
-        parts.append(gallery((picture(each.source, each.caption) for each in shown.pictures), wide=shown.wide))
+        parts.append(gallery((_shown(each, shown.wide) for each in shown.pictures), wide=shown.wide))
     if shown.of_training_images:
         left_out = counted(shown.of_training_images, "picture")
         text = f"{left_out} of training images left out, so that this page can be sent."
@@ -343,6 +345,12 @@ def _gallery(shown: Gallery) -> Html:
         more = "1 more picture is" if shown.left_out == 1 else f"{shown.left_out} more pictures are"
         parts.append(tag("p", f"{more} in the run folder.", class_="small"))
     return join(parts)
+
+
+def _shown(each: EmbeddedPicture, wide: bool) -> Html:
+    if wide:
+        return sheet(each.png, each.caption, each.caption, caption=True)
+    return picture(png_source(each.png), each.caption)
 
 
 def about(content: ReportContent) -> Iterator[Section]:
