@@ -6,22 +6,20 @@ from typing import Any
 
 from protofed.explain.wording import about, tables
 from protofed.pages.elements import details, gallery, picture, plain_table, png_source, sheet
-from protofed.pages.markup import Html, document, tag
+from protofed.pages.frame import framed
+from protofed.pages.markup import Html, tag
 from protofed.text import counted, percent
 
 
 def page(content: Mapping[str, Any], folder: Path) -> str:
     """The page for the content of explanations.json, whose pictures are in `folder`."""
     sections = [*_images(content, folder), *_tables(content, folder)]
-    return document(content["title"], _header(content), tag("main", _findings(content), *sections))
-
-
-def _header(content: Mapping[str, Any]) -> Html:
-    models, images = counted(len(content["clients"]), "model"), counted(len(content["images"]), "image")
-    rounds = counted(content["run"]["rounds"], "round")
-    moved = ", with prototypes moved onto training patches" if content["projected"] else ""
-    subtitle = f"{images} seen by {models} after {rounds}{moved}."
-    return tag("header", tag("h1", content["title"]), tag("p", subtitle, class_="subtitle"))
+    facts = [
+        counted(len(content["images"]), "image"),
+        f"seen by {counted(len(content['clients']), 'model')} after {counted(content['run']['rounds'], 'round')}",
+        *(["prototypes moved onto training patches"] if content["projected"] else []),
+    ]
+    return framed("explanations", content["title"], facts, [_findings(content), *sections])
 
 
 def _findings(content: Mapping[str, Any]) -> Html:

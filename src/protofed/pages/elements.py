@@ -78,7 +78,7 @@ def method_table(
 
 def plain_table(caption: str, columns: Sequence[str], rows: Sequence[Sequence[object]], figures: bool = True) -> Html:
     """The first cell of a row is its heading; figures stand to the right."""
-    head = tag("tr", *(tag("th", column, scope="col") for column in columns))
+    head = tag("tr", *(tag("th", column, scope="col") if column else tag("td") for column in columns))
     body = [tag("tr", tag("th", row[0], scope="row"), *(tag("td", cell) for cell in row[1:])) for row in rows]
     table = tag(
         "table", tag("caption", caption), tag("thead", head), tag("tbody", *body), class_=None if figures else "texts"
