@@ -7,8 +7,15 @@ from importlib.metadata import version
 from protofed.pages.markup import Html, document, tag
 
 
-def framed(kind: str, title: str, facts: Sequence[str], body: Iterable[object], notes: Iterable[str] = ()) -> str:
-    """A page without scripts; `notes` stand below its facts."""
+def framed(
+    kind: str,
+    title: str,
+    facts: Sequence[str],
+    body: Iterable[object],
+    notes: Iterable[str] = (),
+    again: int | None = None,
+) -> str:
+    """A page without scripts; `notes` stand below its facts, and `again` has it loaded anew every so many seconds."""
     header = tag(
         "header",
         tag("p", kind, class_="kind"),
@@ -16,7 +23,7 @@ def framed(kind: str, title: str, facts: Sequence[str], body: Iterable[object], 
         tag("p", " · ".join([*facts, today()]), class_="subtitle"),
         *(tag("p", note, class_="note") for note in notes),
     )
-    return document(title, header, tag("main", *body), footer())
+    return document(title, header, tag("main", *body), footer(), again=again)
 
 
 def today() -> str:

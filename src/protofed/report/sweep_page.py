@@ -64,16 +64,14 @@ def _on_test_data(sweep: Sweep) -> Iterator[Html]:
         # With global models and a client per domain both views are the same.
         if scores is not None and scores["per_domain"] not in shown:
             shown.append(scores["per_domain"])
-            kind = "per_domain" if scores["per_domain"] else "per_client"
-            parts = scores[kind]
+            parts = scores["per_domain"] or scores["per_client"]
             rows = [
                 ["accuracy", *(percent(each["mean"]) for each in parts.values()), percent(scores["average"]["mean"])]
             ]
             chance = _chance(sweep, view)
             if chance is not None:
-                rows.append(
-                    ["chance", *(percent(chance[kind].get(name)) for name in parts), percent(chance["average"])]
-                )
+                levels = {**chance["per_client"], **chance["per_domain"]}
+                rows.append(["chance", *(percent(levels.get(name)) for name in parts), percent(chance["average"])])
             table = plain_table(f"The winner on test data (%), {view} view", ["", *parts, "average"], rows)
             yield tag("section", tag("h2", f"On test data, {view} view"), table)
 
