@@ -3,6 +3,7 @@
 import base64
 import html
 import json
+import re
 
 import pytest
 import torch
@@ -265,7 +266,7 @@ def test_no_training_image_is_on_a_page_unless_it_is_asked_for(tiny_run):
     report = write_report(run.path).read_text()
     for page in (own_page, report):
         assert not any(png in page for png in inside)
-        assert html.escape(content["verdicts"][0]) in page
+        assert html.escape(content["verdicts"][0]) in re.sub("</?strong>", "", page)
         assert "class mean: &lt; 0.1" in page
         assert "training images" in page
     assert all(png in write_report(run.path, with_training_images=True).read_text() for png in inside)

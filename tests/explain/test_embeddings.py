@@ -97,6 +97,9 @@ def test_a_folder_of_embeddings(fedmp_run: Path, tmp_path: Path) -> None:
     assert distances["after"][1] is not None
     for item in stored["items"]:
         assert (tmp_path / "maps" / item["image"]).stat().st_size > 1000
+    page = (tmp_path / "maps" / "index.html").read_text()
+    assert page.count("<img") == len(stored["items"])
+    assert "does not depend on how many images are drawn" in page
     assert [len(table["rows"]) for table in stored["tables"]] == [3, 3]
 
 

@@ -217,6 +217,9 @@ def test_a_sweep_is_a_page(tmp_path: Path, tiny_data: str) -> None:
         assert all(f">{cell}</td>" in page or f">{cell}</th>" in page for cell in row)
     assert "first look" in page
     assert "The winner on test data" in page
+    chance = protofed.Run(swept.path / swept.content["trials"][0]["runs"][0]).config["chance"]["global"]["average"]
+    assert "chance</th>" in page, "a winner may have learned nothing"
+    assert f"<td>{100 * chance:.2f}</td></tr>" in page
     (swept.path / "sweep.json").write_text("[]")
     with pytest.raises(UserError, match="damaged"):
         write_report(swept.path)

@@ -6,29 +6,41 @@ from typing import Any
 
 from protofed.audit.findings import audit_tables
 from protofed.pages.elements import gallery, picture, plain_table, png_source
-from protofed.pages.markup import Html, document, tag
+from protofed.pages.frame import framed
+from protofed.pages.markup import Html, tag
 from protofed.text import counted
 
 
 def audit_page(content: Mapping[str, Any], folder: Path, with_training_images: bool) -> str:
     """The page for the content of audit.json, whose pictures are in `folder`."""
     run = content["run"]
-    subtitle = f"seed {run['seed']}, after {counted(run['rounds'], 'round')}; attacked: {', '.join(content['clients'])}"
-    header = tag("header", tag("h1", content["title"]), tag("p", subtitle, class_="subtitle"))
-    verdicts = tag("section", tag("ul", *(tag("li", text) for text in content["verdicts"])), aria_label="Verdicts")
-    tables = [
-        tag("section", tag("h2", table.title), plain_table("Figures", table.columns, table.rows))
-        for table in audit_tables(content)
-    ]
+    facts = [f"seed {run['seed']}", counted(run["rounds"], "round"), f"attacked: {', '.join(content['clients'])}"]
+    verdicts = tag(
+        "section", *(_verdict(text) for text in content["verdicts"]), class_="headline", aria_label="Verdicts"
+    )
+    tables = [plain_table(table.title, table.columns, table.rows) for table in audit_tables(content)]
+    figures = tag("section", tag("h2", "Figures"), *tables) if tables else ""
+    shown = _pictures(content, folder, with_training_images)
+    return framed("audit", content["title"], facts, [verdicts, figures, _attacker(content), shown])
+
+
+def _verdict(text: str) -> Html:
+    """What comes before the colon is what a reader looks for."""
+    word, colon, reason = text.partition(": ")
+    return tag("p", tag("strong", word + colon), reason) if colon else tag("p", text)
+
+
+def _attacker(content: Mapping[str, Any]) -> Html:
+    """Who attacked, with what."""
     attack, extractor = content["attack"], content["extractor"]
-    how = tag(
+    measure = f"{extractor['label']}: features of {extractor['name']}."
+    return tag(
         "section",
         tag("h2", "The attacker"),
-        tag("p", f"Has {attack['attacker_has']}: {content['model']}. {attack['steps']} training steps for a decoder."),
-        tag("p", f"{extractor['label']}: features of {extractor['name']}.", class_="small"),
+        tag("p", f"Knows {attack['attacker_has']} ({content['model']})."),
+        tag("p", f"Where features or prototypes travel, trains a decoder for {counted(attack['steps'], 'step')}."),
+        tag("p", measure, class_="small") if content["reconstruction"] else "",
     )
-    shown = _pictures(content, folder, with_training_images)
-    return document(content["title"], header, tag("main", verdicts, *tables, how, shown))
 
 
 def _pictures(content: Mapping[str, Any], folder: Path, shown: bool) -> Html:

@@ -59,7 +59,12 @@ def _more_given_away(figures: Mapping[str, Any]) -> bool:
 def _shares(figures: Mapping[str, Any]) -> str:
     """Both shares: images that are alike come within the line of their class mean, which gives nothing away."""
     share, guess = figures["below_risk_line"], figures["class_mean_below_risk_line"]
-    return f"{100 * share:.0f} % come within {RISK:g}, against {100 * guess:.0f} % of class means"
+    return f"{_points(share)} % come within {RISK:g}, against {_points(guess)} % of class means"
+
+
+def _points(share: float) -> str:
+    """As the tables have it, to a tenth."""
+    return f"{round(100 * share, 1):g}"
 
 
 def of_single_images(clients: Mapping[str, list[str]]) -> list[str]:
@@ -85,8 +90,11 @@ def of_membership(what: str, result: Auc) -> str:
     figure = f"AUC {result.auc:.3f}, 95 % interval {result.low:.3f} to {result.high:.3f}"
     if result.low <= 0.5:
         return f"Membership by {what}: no better than chance ({figure})."
-    word = "slight" if result.auc < 0.6 else "clear" if result.auc < 0.75 else "strong"
-    return f"Membership by {what}: {word} leakage; an attacker can distinguish members from other images ({figure})."
+    word = "slightly" if result.auc < 0.6 else "clearly" if result.auc < 0.75 else "strongly"
+    return (
+        f"Membership by {what}: an attacker distinguishes members from other images, {word} better than chance "
+        f"({figure})."
+    )
 
 
 def of_weights(sent: bool) -> str:

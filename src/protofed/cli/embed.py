@@ -47,4 +47,4 @@ def embed_command(
         return
     for table in content["tables"]:
         show_table(Table(**table))
-    console().print(f"written to {out}")
+    console().print(f"written to {out}; {out / 'index.html'} is a page of it", soft_wrap=True)

@@ -2,7 +2,8 @@
 
 `embeddings.json`:
 
-    title        what this is; `items` and `tables`: pictures with captions, and tables of the scores, for the report
+    title, text  what this is, and how to read it; `items` and `tables`: pictures with captions, and
+                 tables of the scores, for the page and the report
     samples      test images in every panel
     panels       for each run and round: `run`, `method`, `round`, `view` (`global`: the server's model on all domains,
                  `personal`: every client's own model on its domain), `silhouette` (by class, of the features),
@@ -26,6 +27,7 @@ from torch import Tensor
 from protofed.data.images import Images
 from protofed.data.pixels import Pixels
 from protofed.errors import UserError, unknown_name
+from protofed.explain.embeddings_page import embeddings_page
 from protofed.explain.images import class_number_of
 from protofed.explain.plots import draw_embeddings, draw_hausdorff
 from protofed.models.net import Net
@@ -37,6 +39,14 @@ from protofed.text import Table
 
 INDEX = "embeddings.json"
 _MOST_POINTS = 400
+_ABOUT = (
+    "Each point is a test image, placed by t-SNE so that images with similar features are near each other; distances "
+    "between groups mean little. The silhouette says how well classes are separated (1 wholly, 0 not at all, below 0 "
+    "mixed up), of the features and of the map. Mixing of domains compares all images of a class: twice the share of "
+    "cases in which an image of another domain is nearer than one of the own. 1 is what chance gives where domains "
+    "make no difference, 0 means wholly apart. It has no number of neighbours, so it does not depend on how many "
+    "images are drawn."
+)
 
 FloatArray = NDArray[np.float64]
 
@@ -87,7 +97,9 @@ def embed(
         "hausdorff": distances,
         "items": items,
     }
+    content["text"] = _ABOUT
     content["tables"] = [table.as_dict() for table in _tables(content)]
+    write_atomically(folder / "index.html", embeddings_page(content, folder).encode())
     write_atomically(folder / INDEX, json.dumps(content, allow_nan=False).encode() + b"\n")
     return content
 

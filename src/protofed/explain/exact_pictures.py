@@ -25,9 +25,9 @@ from protofed.explain.pictures import (
     short,
 )
 
-_WIDE = 200
+_WIDE = CELL + 16
 """Pixels of a column: room for the names of two classes."""
-_HEAD = 2 * LINE + 6
+_HEAD = 2 * LINE + 8
 _FOOT = 2 * LINE + 8
 _LEGEND = LINE + GAP
 
@@ -48,16 +48,16 @@ def _view(sheet: Image.Image, image: Pixels, view: Explanation, classes: Sequenc
     verdict = "" if label < 0 else ", right" if view.predicted == label else f", in truth {short(classes[label], 16)}"
     probability = 100 * view.probabilities[view.predicted]
     text = f"{view.client}: {short(classes[view.predicted], 24)}, {probability:.0f} %{verdict}"
-    draw.text((GAP, top + 4), text, fill=INK, font=font(15))
+    draw.text((GAP, top + 4), text, fill=INK, font=font(17))
     cell = scaled(image)
     if (box := view.strongest.box) is not None:
         frame(cell, box, image.shape[:2], RED)
     sheet.paste(cell, (GAP, top + _HEAD))
     for number, each in enumerate(view.evidence, start=1):
         evidence, left = cast("LogitEvidence", each), GAP + number * (_WIDE + GAP)
-        names = [short(name, 13) for name in classes]
+        names = [short(name, 15) for name in classes]
         ink = WARM if evidence.is_prediction else COOL
-        draw.text((left, top + LINE + 4), evidence.words(names), fill=ink, font=font())
+        draw.text((left, top + LINE + 6), evidence.words(names), fill=ink, font=font())
         sheet.paste(scaled(overlay(image, evidence)), (left, top + _HEAD))
         sums = f"places {evidence.contribution:+.3f}, bias {evidence.bias:+.3f}"
         total = "lead" if evidence.rival is not None else "logit"

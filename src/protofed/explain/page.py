@@ -5,23 +5,21 @@ from pathlib import Path
 from typing import Any
 
 from protofed.explain.wording import about, tables
-from protofed.pages.elements import details, gallery, picture, plain_table, png_source
-from protofed.pages.markup import Html, document, tag
+from protofed.pages.elements import details, gallery, picture, plain_table, png_source, sheet
+from protofed.pages.frame import framed
+from protofed.pages.markup import Html, tag
 from protofed.text import counted, percent
 
 
 def page(content: Mapping[str, Any], folder: Path) -> str:
     """The page for the content of explanations.json, whose pictures are in `folder`."""
     sections = [*_images(content, folder), *_tables(content, folder)]
-    return document(content["title"], _header(content), tag("main", _findings(content), *sections))
-
-
-def _header(content: Mapping[str, Any]) -> Html:
-    models, images = counted(len(content["clients"]), "model"), counted(len(content["images"]), "image")
-    rounds = counted(content["run"]["rounds"], "round")
-    moved = ", with prototypes moved onto training patches" if content["projected"] else ""
-    subtitle = f"{images} seen by {models} after {rounds}{moved}."
-    return tag("header", tag("h1", content["title"]), tag("p", subtitle, class_="subtitle"))
+    facts = [
+        counted(len(content["images"]), "image"),
+        f"seen by {counted(len(content['clients']), 'model')} after {counted(content['run']['rounds'], 'round')}",
+        *(["prototypes moved onto training patches"] if content["projected"] else []),
+    ]
+    return framed("explanations", content["title"], facts, [_findings(content), *sections])
 
 
 def _findings(content: Mapping[str, Any]) -> Html:
@@ -30,7 +28,7 @@ def _findings(content: Mapping[str, Any]) -> Html:
         "section",
         tag("p", about(content)),
         tag("ul", *(tag("li", text) for text in content["findings"])),
-        *(tag("p", note, class_="note") for note in (*_on_training_images(content), *content["notes"])),
+        *(tag("p", _sentence(note), class_="note") for note in (*_on_training_images(content), *content["notes"])),
     )
 
 
@@ -38,6 +36,10 @@ def _on_training_images(content: Mapping[str, Any]) -> list[str]:
     if not any(item.get("training_images") for item in content["items"]):
         return []
     return ["This page shows pieces of training images. Send it only to people who may see them"]
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:].rstrip('.')}."
 
 
 def _images(content: Mapping[str, Any], folder: Path) -> Iterator[Html]:
@@ -49,11 +51,9 @@ def _images(content: Mapping[str, Any], folder: Path) -> Iterator[Html]:
             "section",
             tag("h2", ": ".join(filter(None, (image["name"], image["label"])))),
             tag("p", _votes(image, agreement)),
-            _picture(folder / first, image["name"]),
+            _sheet(folder / first, image, 1),
             *(
-                details(
-                    f"Prototype {rank} of each client", _picture(folder / name, f"{image['name']}, prototype {rank}")
-                )
+                details(f"Prototype {rank} of each client", _sheet(folder / name, image, rank))
                 for rank, name in enumerate(others, start=2)
             ),
             details("Figures of this evidence", _logits(image))
@@ -80,6 +80,8 @@ def _tables(content: Mapping[str, Any], folder: Path) -> Iterator[Html]:
 def _votes(image: Mapping[str, Any], agreement: Mapping[str, Any] | None) -> str:
     """Who predicts what, and how far those who predict the same point at the same part."""
     views = image["clients"]
+    if len(views) == 1:
+        return f"The model says {views[0]['predicted']} ({100 * views[0]['probability']:.0f} %)."
     counts = {view["predicted"]: sum(each["predicted"] == view["predicted"] for each in views) for view in views}
     votes = ", ".join(f"{count} of {len(views)} models predict {name}" for name, count in counts.items())
     if agreement is None or agreement["iou"] is None:
@@ -137,6 +139,17 @@ def _logits(image: Mapping[str, Any]) -> Html:
         for each in view["prototypes"]
     ]
     return plain_table(f"What adds up to the logits of {image['name']}", columns, rows)
+
+
+def _sheet(path: Path, image: Mapping[str, Any], rank: int) -> Html:
+    """The picture of an image, and for those who do not see it what the picture shows."""
+    seen = []
+    for view in image["clients"]:
+        says = f"{view['client']} says {view['predicted']}, {100 * view['probability']:.0f} %"
+        box = view["prototypes"][rank - 1]["box"] if rank <= len(view["prototypes"]) else None
+        seen.append(says if box is None else says + ", its box spans rows {} to {} and columns {} to {}".format(*box))
+    name = image["name"] if rank == 1 else f"{image['name']}, prototype {rank}"
+    return sheet(path.read_bytes(), f"{name}: {'; '.join(seen)}", name)
 
 
 def _picture(path: Path, text: str) -> Html:

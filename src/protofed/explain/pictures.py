@@ -21,8 +21,9 @@ RED, INK = (220, 20, 30), (30, 30, 30)
 PAPER, _PALE, FAINT = (255, 255, 255), (238, 238, 238), (110, 110, 110)
 # One per client where all boxes are in one image: Okabe and Ito's, less those that the maps have.
 _CLIENTS: tuple[Colour, ...] = ((86, 180, 233), (240, 228, 66), (0, 158, 115), (204, 121, 167), (255, 255, 255))
-CELL, GAP, LINE, _MARGIN = 160, 10, 18, 84
-_TEXT = 13
+CELL, GAP, LINE, _MARGIN = 224, 10, 21, 92
+"""Four cells are as wide as a page, and a photograph for a pretrained network keeps its pixels."""
+_TEXT = 15
 _STRENGTH = 0.8
 
 
@@ -117,14 +118,14 @@ def _headed(draw: ImageDraw.ImageDraw, column: Column, classes: Sequence[str], l
     top = GAP // 2
     if mark is not None:
         draw.rectangle([left, top + 3, left + 10, top + 13], fill=mark, outline=FAINT)
-    draw.text((left + (16 if mark else 0), top), short(column.title, 20), fill=INK, font=font(_TEXT + 1))
+    draw.text((left + (16 if mark else 0), top), short(column.title, 24), fill=INK, font=font(_TEXT + 1))
     explanation, evidence = column.explanation, column.evidence
     sure = 100 * explanation.probabilities[explanation.predicted]
-    prediction = f"says {short(classes[explanation.predicted], 11)} ({sure:.0f} %)"
+    prediction = f"says {short(classes[explanation.predicted], 14)} ({sure:.0f} %)"
     draw.text((left, top + LINE), prediction + (", wrong" if column.right is False else ""), fill=INK, font=font())
     speaks = "for" if evidence.speaks_for else "against"
-    text = f"{speaks}: {evidence.words([short(name, 12) for name in classes])}"
-    draw.text((left, top + 2 * LINE), short(text, 26), fill=WARM if evidence.speaks_for else COOL, font=font())
+    text = f"{speaks}: {evidence.words([short(name, 16) for name in classes])}"
+    draw.text((left, top + 2 * LINE), short(text, 30), fill=WARM if evidence.speaks_for else COOL, font=font())
 
 
 def _cells(image: Pixels, column: Column) -> dict[str, Image.Image]:

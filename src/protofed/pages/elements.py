@@ -7,6 +7,9 @@ from typing import Any
 from protofed.pages.markup import Html, join, tag
 from protofed.text import percent
 
+_SMALLEST, _LARGEST = 0.72, 1.3
+"""To what part of its width a picture with words inside is drawn at least and at most."""
+
 
 def key(index: int) -> Html:
     """The line and mark a method is drawn with; the script fills it in."""
@@ -31,8 +34,16 @@ def png_source(png: bytes) -> str:
 
 def picture(source: str, text: str, caption: bool = True) -> Html:
     """A picture; its text is its caption, or for screen readers only."""
-    image = tag("img", src=source, alt=text, loading="lazy")
+    image = tag("img", src=source, alt=text)
     return tag("figure", image, tag("figcaption", text)) if caption else tag("figure", image)
+
+
+def sheet(png: bytes, text: str, label: str, caption: bool = False) -> Html:
+    """A picture with words inside, as wide as the page; where that is too narrow to read them, it scrolls."""
+    width = int.from_bytes(png[16:20], "big")  # where every PNG file has it
+    style = f"min-width:{_SMALLEST * width:.0f}px;max-width:{_LARGEST * width:.0f}px"
+    image = scroll(tag("img", src=png_source(png), alt=text, style=style), label)
+    return tag("figure", image, tag("figcaption", text) if caption else "", class_="sheet")
 
 
 def gallery(pictures: Iterable[Html], wide: bool = False) -> Html:
@@ -67,7 +78,7 @@ def method_table(
 
 def plain_table(caption: str, columns: Sequence[str], rows: Sequence[Sequence[object]], figures: bool = True) -> Html:
     """The first cell of a row is its heading; figures stand to the right."""
-    head = tag("tr", *(tag("th", column, scope="col") for column in columns))
+    head = tag("tr", *(tag("th", column, scope="col") if column else tag("td") for column in columns))
     body = [tag("tr", tag("th", row[0], scope="row"), *(tag("td", cell) for cell in row[1:])) for row in rows]
     table = tag(
         "table", tag("caption", caption), tag("thead", head), tag("tbody", *body), class_=None if figures else "texts"
@@ -75,9 +86,12 @@ def plain_table(caption: str, columns: Sequence[str], rows: Sequence[Sequence[ob
     return scroll(table, caption)
 
 
-def scroll(table: Html, label: str) -> Html:
-    """Wide tables scroll in a box of their own, also by keyboard."""
-    return tag("div", table, class_="scroll", tabindex="0", role="region", aria_label=label)
+def scroll(content: Html, label: str) -> Html:
+    """What is too wide scrolls in a box of its own, also by keyboard; a shadow at the edge says that there is more.
+
+    A group, not a region: a page with fifty landmarks has none.
+    """
+    return tag("div", content, class_="scroll", tabindex="0", role="group", aria_label=label)
 
 
 def as_text(value: Any) -> str:

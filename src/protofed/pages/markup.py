@@ -33,8 +33,13 @@ def join(parts: Iterable[object]) -> Html:
     return Html("".join(markup(part) for part in parts))
 
 
-def document(title: str, *body: object, allow: Mapping[str, str] | None = None, **attributes: object) -> str:
-    """A page with the common style; `allow` adds directives to the content security policy, which forbids all else."""
+def document(
+    title: str, *body: object, allow: Mapping[str, str] | None = None, again: int | None = None, **attributes: object
+) -> str:
+    """A page with the common style; `allow` adds directives to the content security policy, which forbids all else.
+
+    `again` has it loaded anew after so many seconds.
+    """
     # Nothing may be loaded from anywhere, whatever the data say.
     policy = {"default-src": "'none'", "img-src": "data:", "style-src": "'unsafe-inline'", **(allow or {})}
     head = tag(
@@ -47,6 +52,7 @@ def document(title: str, *body: object, allow: Mapping[str, str] | None = None, 
         ),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="color-scheme", content="light dark"),
+        "" if again is None else tag("meta", http_equiv="refresh", content=again),
         tag("title", f"{title} · protofed"),
         tag("style", Html(_style())),
     )

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from protofed.report.content import read
-from protofed.report.page import render, today
+from protofed.report.page import render
 from protofed.report.sweep_page import sweep_page
 from protofed.studies.sweep_result import SWEEP_FILE, Sweep
 from protofed.system import write_atomically
@@ -28,7 +28,7 @@ def write_report(
     """
     path = Path(out) if out is not None else Path(folder) / "report.html"
     if (Path(folder) / SWEEP_FILE).exists():
-        content = sweep_page(Sweep.read(folder), today(), list(notes)).encode()
+        content = sweep_page(Sweep.read(folder), list(notes)).encode()
     else:
         found = replace(read(folder), remarks=list(notes))
         content = render(found, with_training_images=with_training_images).encode()

@@ -129,6 +129,12 @@ class MethodGroup:
         return len(self.seeds) > 1
 
     @property
+    def over_rounds(self) -> bool:
+        """Whether accuracies are means over the last rounds, and so others than those of the final model."""
+        summaries = [run.summary for run in self.all_runs if run.rounds]
+        return any(each["accuracy"] != each.get("accuracy_final", each["accuracy"]) for each in summaries)
+
+    @property
     def costs(self) -> dict[str, Cost]:
         """Of every method that has a round."""
         return {

@@ -34,9 +34,9 @@ def square_chart(title: str, axes: tuple[str, str], lines: Mapping[int, SquareLi
     return tag("figure", tag("figcaption", title), svg, class_="square")
 
 
-def side_by_side(charts: Sequence[Html]) -> Html:
-    """As many in a row as there is room for."""
-    return tag("div", *charts, class_="squares")
+def side_by_side(charts: Sequence[Html], least: str | None = None) -> Html:
+    """As many in a row as there is room for; `least` is the width that one needs."""
+    return tag("div", *charts, class_="squares", style=None if least is None else f"--least:{least}")
 
 
 def _tick(value: float) -> list[Html]:

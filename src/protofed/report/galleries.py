@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from protofed.pages.elements import png_source
 from protofed.report.content import ReportedRun
 from protofed.text import Table
 
@@ -32,7 +31,7 @@ class Gallery:
     title: str
     run: str
     text: str
-    pictures: list["_EmbeddedPicture"]
+    pictures: list["EmbeddedPicture"]
     left_out: int
     tables: list[Table]
     verdicts: list[str]
@@ -45,10 +44,10 @@ class Gallery:
         return self.name in _SHEETS
 
 
-class _EmbeddedPicture(NamedTuple):
+class EmbeddedPicture(NamedTuple):
     """One image inside the page."""
 
-    source: str
+    png: bytes
     caption: str
 
 
@@ -72,13 +71,13 @@ def _index(path: Path) -> dict[str, Any] | None:
 def _gallery(run: ReportedRun, name: str, title: str, index: dict[str, Any], with_training_images: bool) -> Gallery:
     every = [item for item in index.get("items", []) if isinstance(item, dict) and "image" in item]
     items = [item for item in every if with_training_images or not _shows_training_images(name, item)]
-    pictures: list[_EmbeddedPicture] = []
+    pictures: list[EmbeddedPicture] = []
     room = _MOST_BYTES
     for item in items[:_MOST_IMAGES]:
         content = _picture(run.path / name, str(item["image"]))
         if content is not None and len(content) <= room:
             room -= len(content)
-            pictures.append(_EmbeddedPicture(png_source(content), str(item.get("caption", ""))))
+            pictures.append(EmbeddedPicture(content, str(item.get("caption", ""))))
     tables = [
         Table(str(each.get("title", "")), list(map(str, each["columns"])), [list(row) for row in each["rows"]])
         for each in index.get("tables", [])

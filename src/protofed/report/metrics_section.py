@@ -25,6 +25,8 @@ _MOST_PARTS = 12
 """Test sets that are drawn one by one."""
 _MOST_CLASSES = 12
 """Of a confusion matrix that can still be read."""
+_MOST_WITH_SHARES = 5
+"""Classes of a confusion matrix whose cells also say a share."""
 
 
 @dataclass(frozen=True)
@@ -232,25 +234,30 @@ def _confusions(judged: _Judged, view: str) -> Html:
     classes, sets = judged.kept.classes, judged.kept.views[view]
     if len(classes) > _MOST_CLASSES or len(sets) > _MOST_PARTS:
         return Html("")
-    return side_by_side([_confusion(part, own, classes) for part, own in sets.items()])
+    return side_by_side([_confusion(part, own, classes) for part, own in sets.items()], _matrix_width(classes))
 
 
 def _confusion(part: str, predicted: PredictedSet, classes: Sequence[str]) -> Html:
     matrix = confusion_matrix(predicted.labels, predicted.probabilities)
-    rows = []
-    for name, row in zip(classes, matrix.tolist(), strict=True):
-        total = sum(row)
-        cells = [
-            tag(
-                "td",
-                count,
-                tag("span", f" {count / total:.0%}", class_="soft") if total else "",
-                style=f"--fill:{count / total if total else 0:.3f}",
-            )
-            for count in row
-        ]
-        rows.append(tag("tr", tag("th", name, scope="row"), *cells))
-    head = tag("tr", tag("td"), *(tag("th", f"said {name}", scope="col") for name in classes))
+    shares = len(classes) <= _MOST_WITH_SHARES
+    rows = [
+        tag("tr", tag("th", name, scope="row"), *(_confused(count, sum(row), shares) for count in row))
+        for name, row in zip(classes, matrix.tolist(), strict=True)
+    ]
+    head = tag("tr", tag("td"), *(tag("th", name, scope="col") for name in classes))
     caption = f"{part}: images by true class (rows) and predicted class (columns)"
     table = tag("table", tag("caption", caption), tag("thead", head), tag("tbody", *rows), class_="heat")
     return scroll(table, caption)
+
+
+def _confused(count: int, total: int, with_share: bool) -> Html:
+    """One cell: images, and their share of the class where there is room; a count of 0 is left blank."""
+    share = count / total if total else 0.0
+    beside = tag("span", f" {share:.0%}", class_="soft") if with_share and count else ""
+    return tag("td", count or "", beside, style=f"--fill:{share:.3f}")
+
+
+def _matrix_width(classes: Sequence[str]) -> str:
+    """Room for a whole matrix, by the names of its classes."""
+    cell = max(5.0 if len(classes) <= _MOST_WITH_SHARES else 2.6, 0.55 * max(map(len, classes)) + 1.0)
+    return f"{min(cell * (len(classes) + 1), 60.0):.1f}rem"

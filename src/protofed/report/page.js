@@ -94,7 +94,7 @@
     if (!spread && key === "bytes") x0 = 0;
     if (x0 === x1) { x0 -= 0.5; x1 += 0.5; }
     if (measure.percent) [y0, y1] = atLeast(LEAST_SPAN, y0, y1);
-    const room = (y1 - y0 || 0.02) * 0.06;
+    const room = (y1 - y0 || 0.02) * 0.07;
     y0 = measure.percent ? Math.max(0, y0 - room) : y0 - room;
     y1 = measure.percent ? Math.min(1, y1 + room) : y1 + room;
     const unit = spread ? (v) => Math.log(v) : (v) => v;
@@ -113,7 +113,8 @@
     if (measure.chance !== null) {
       const y = Y(measure.chance);
       svg.append(node("line", { class: "chance", x1: left, x2: width - right, y1: y, y2: y, "stroke-dasharray": "4 4" }));
-      svg.append(node("text", { x: left + 4, y: y - 4 }, "chance"));
+      // Below the line and at its end, where a run that has learned something is far away.
+      svg.append(node("text", { x: width - right, y: y + 13, "text-anchor": "end" }, "chance"));
     }
     const path = (xs, ys) => xs.map((x, k) => `${k ? "L" : "M"}${X(x).toFixed(1)},${Y(ys[k]).toFixed(1)}`).join("");
     for (const line of drawn) {
@@ -213,7 +214,7 @@
       if (k) svg.append(node("line", { class: "grid", x1: 0, x2: width - right, y1: y, y2: y }));
       const first = y + (narrow ? 28 : 10) + gap / 2;
       if (row.chance !== null && row.chance >= x0 && row.chance <= x1) {
-        const line = { class: "chance", x1: X(row.chance), x2: X(row.chance), y1: y + 2, y2: y + tall[k] - 2, "stroke-dasharray": "4 4" };
+        const line = { class: "chance", x1: X(row.chance), x2: X(row.chance), y1: y + (narrow ? 23 : 2), y2: y + tall[k] - 2, "stroke-dasharray": "4 4" };
         svg.append(node("line", line, node("title", {}, `chance: ${format(row.chance)}`)));
       }
       const middle = y + tall[k] / 2;

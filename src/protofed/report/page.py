@@ -2,13 +2,12 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from functools import cache
-from importlib.metadata import version
 from importlib.resources import files
 from typing import Any, NamedTuple
 
 from protofed.pages.elements import details, key
+from protofed.pages.frame import footer, today
 from protofed.pages.markup import Html, document, tag
 from protofed.report.charts import chart_data
 from protofed.report.commands import resume
@@ -49,7 +48,7 @@ def render(content: ReportContent, live: Live | None = None, with_training_image
         tag("a", "Skip to the result", href="#main", class_="skip"),
         _header(content, sections),
         main,
-        _footer(),
+        footer(" from the run folders alone"),
         tag("script", block, type="application/json", id="data"),
         tag("script", Html(_script())),
         allow=allow,
@@ -90,12 +89,6 @@ def _subtitle(content: ReportContent) -> str:
         today(),
     ]
     return " · ".join(texts)
-
-
-def today() -> str:
-    """The date of a page, as it is written everywhere."""
-    now = datetime.now()
-    return f"{now.day} {now:%B %Y}"
 
 
 def _headline(content: ReportContent) -> Html:
@@ -179,10 +172,3 @@ def _switches(methods: Sequence[Mapping[str, Any]]) -> Html:
 def _section(section: Section) -> Html:
     heading = tag("h2", section.title, id=f"{section.id}-title", tabindex="-1")
     return tag("section", heading, section.body, id=section.id, aria_labelledby=f"{section.id}-title")
-
-
-def _footer() -> Html:
-    return tag(
-        "footer",
-        tag("p", f"Written by protofed {version('protofed')} from the run folders alone. This page loads nothing."),
-    )

@@ -13,7 +13,9 @@ from protofed.pages.elements import (
     method_table,
     picture,
     plain_table,
+    png_source,
     scroll,
+    sheet,
     signed,
     stacked_bars,
 )
@@ -21,10 +23,11 @@ from protofed.pages.markup import Html, join, tag
 from protofed.report.commands import command, resume
 from protofed.report.content import Cost, MethodGroup, MethodScores, ReportContent, ScoreView
 from protofed.report.curves import measures, series
-from protofed.report.galleries import Gallery, galleries
+from protofed.report.galleries import EmbeddedPicture, Gallery, galleries
 from protofed.report.methods_section import methods_section
 from protofed.report.metrics_section import metrics_section
 from protofed.report.wording import view_title
+from protofed.runs.summary import LAST_ROUNDS
 from protofed.text import counted, duration, percent, size
 
 _MOST_CLIENTS = 60
@@ -95,6 +98,8 @@ def _accuracy_table(group: MethodGroup, view: ScoreView, heading: str, order: Ma
     columns += ["worst"] if has_worst else []
     note = "In %: mean over seeds ± standard deviation" if group.over_seeds else "In %"
     note += "; the best of each column is bold." if several else "."
+    if group.over_rounds:
+        note += f" Of a run the mean of its last {LAST_ROUNDS} scored rounds; the final models are under Metrics."
     if any(row.paper for row in view.rows.values()):
         note += " The paper's figure is in brackets."
     below = {}
@@ -331,7 +336,7 @@ def _gallery(shown: Gallery) -> Html:
         for table in shown.tables
     ]
     if shown.pictures:
-        parts.append(gallery((picture(each.source, each.caption) for each in shown.pictures), wide=shown.wide))
+        parts.append(gallery((_shown(each, shown.wide) for each in shown.pictures), wide=shown.wide))
     if shown.of_training_images:
         left_out = counted(shown.of_training_images, "picture")
         text = f"{left_out} of training images left out, so that this page can be sent."
@@ -340,6 +345,12 @@ def _gallery(shown: Gallery) -> Html:
         more = "1 more picture is" if shown.left_out == 1 else f"{shown.left_out} more pictures are"
         parts.append(tag("p", f"{more} in the run folder.", class_="small"))
     return join(parts)
+
+
+def _shown(each: EmbeddedPicture, wide: bool) -> Html:
+    if wide:
+        return sheet(each.png, each.caption, each.caption, caption=True)
+    return picture(png_source(each.png), each.caption)
 
 
 def about(content: ReportContent) -> Iterator[Section]:

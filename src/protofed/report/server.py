@@ -4,7 +4,6 @@ import secrets
 from collections.abc import Callable
 from functools import cached_property
 from hashlib import blake2b
-from html import escape
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -12,13 +11,14 @@ from threading import Lock
 
 from protofed.errors import UserError
 from protofed.federation.lock_holder import LockHolder
+from protofed.pages.frame import framed
+from protofed.pages.markup import tag
 from protofed.report.content import read
 from protofed.report.page import Live, render
 from protofed.text import printable
 
 _HOST = "127.0.0.1"
 _WATCHED = ("run.json", "rounds.jsonl", "summary.json", "comparison.json", ".lock")
-_NOTHING_YET = "<!doctype html><html lang=en><title>protofed</title><meta http-equiv=refresh content=2><p>{}</p></html>"
 _POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -65,7 +65,7 @@ class LiveReport:
         try:
             return render(read(self.folder), Live(self.token, bool(self.lock_holders()))).encode()
         except UserError as error:
-            return _NOTHING_YET.format(escape(printable(f"Nothing to show yet: {error}"))).encode()
+            return _nothing_yet(printable(str(error))).encode()
 
     def _state(self) -> str:
         """Changes with every file that the page is made of, and when a process starts or stops."""
@@ -83,6 +83,12 @@ class LiveReport:
         """Of a run, of the runs of a comparison, of the comparisons of a reproduction."""
         levels = ("", "*/", "*/*/", "*/*/*/")
         return sorted(path for level in levels for name in _WATCHED for path in self.folder.glob(level + name))
+
+
+def _nothing_yet(reason: str) -> str:
+    """A page that looks again every other second."""
+    body = [tag("section", tag("p", reason, class_="lead"), tag("p", "This page looks again every two seconds."))]
+    return framed("watch", "Nothing to show yet", [], body, again=2)
 
 
 class ReportServer(ThreadingHTTPServer):

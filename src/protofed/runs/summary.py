@@ -8,7 +8,7 @@ from typing import Any, Literal
 from protofed.records import KINDS
 from protofed.runs.assembly import Assembly
 
-_LAST_ROUNDS = 5
+LAST_ROUNDS = 5
 
 Status = Literal["complete", "flat", "diverged"]
 
@@ -75,7 +75,7 @@ def summarise_run(assembly: Assembly, rounds: list[dict[str, Any]], clock: Stopw
     }
 
 
-def mean_of_last(rounds: list[dict[str, Any]], last: int = _LAST_ROUNDS) -> Any:
+def mean_of_last(rounds: list[dict[str, Any]], last: int = LAST_ROUNDS) -> Any:
     """Accuracy in the contract's form, averaged over the last evaluated rounds."""
     evaluated = [record["accuracy"] for record in rounds if record["accuracy"] is not None]
     return _mean(evaluated[-last:])

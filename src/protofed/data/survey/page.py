@@ -9,7 +9,9 @@ from PIL import Image
 
 from protofed.data.survey.report import DataReport, SiteFacts
 from protofed.pages.elements import plain_table, png_source
-from protofed.pages.markup import Html, document, join, tag
+from protofed.pages.frame import framed
+from protofed.pages.markup import Html, join, tag
+from protofed.text import counted
 
 _COLOURS = 8
 _MOST_PROBLEMS = 500
@@ -23,17 +25,14 @@ def page(report: DataReport) -> str:
     sections = [_advice(report), _counts(report), _kinds(report), _brightness(report), _pictures(report)]
     channels, height, width = summary.image_shape
     images = sum(domain.train + domain.test + domain.validation for domain in summary.domains)
-    subtitle = (
-        f"{images:,} images of {len(summary.classes)} classes at {len(summary.domains)} sites; "
-        f"they would be read as {height}x{width}, {'in colour' if channels == 3 else 'grey'}."
-    )
-    header = tag(
-        "header",
-        tag("h1", f"Data: {summary.name}"),
-        tag("p", subtitle, class_="subtitle"),
-        tag("p", "This page shows images of the data. Give it only to people who may see them.", class_="note"),
-    )
-    return document(f"Data {summary.name}", header, tag("main", *sections, _problems(report)))
+    facts = [
+        f"{images:,} images",
+        f"{len(summary.classes)} class{'' if len(summary.classes) == 1 else 'es'}",
+        counted(len(summary.domains), "site"),
+        f"read as {height}x{width}, {'in colour' if channels == 3 else 'grey'}",
+    ]
+    warning = "This page shows images of the data. Give it only to people who may see them."
+    return framed("data", summary.name, facts, [*sections, _problems(report)], [warning])
 
 
 def _advice(report: DataReport) -> Html:
@@ -79,10 +78,7 @@ def _kinds(report: DataReport) -> Html:
 
 def _brightness(report: DataReport) -> Html:
     classes = report.summary.classes
-    legend = [
-        tag("li", tag("span", class_="patch", style=f"background:var(--m{number % _COLOURS})"), name)
-        for number, name in enumerate(classes)
-    ]
+    legend = [tag("li", _line_of(number), name) for number, name in enumerate(classes)]
     charts = [_histogram(site, classes) for site in report.sites]
     text = (
         "Mean brightness of the images of each class, from black to white. If the curves of a site lie apart, "
@@ -97,6 +93,17 @@ def _brightness(report: DataReport) -> Html:
     )
 
 
+def _dashes(number: int) -> str:
+    """Where colours repeat, dashes tell classes apart."""
+    return ("none", "7 4", "2 4", "10 4 2 4")[number // _COLOURS % 4]
+
+
+def _line_of(number: int) -> Html:
+    style = f"stroke:var(--m{number % _COLOURS});stroke-width:3;stroke-dasharray:{_dashes(number)}"
+    line = tag("line", x1=0, x2=26, y1=6, y2=6, style=style)
+    return tag("span", tag("svg", line, viewBox="0 0 26 12", width=26, height=12), class_="key", aria_hidden="true")
+
+
 def _histogram(site: SiteFacts, classes: Sequence[str]) -> Html:
     """A curve for each class, as shares of its images."""
     lines = []
@@ -109,7 +116,10 @@ def _histogram(site: SiteFacts, classes: Sequence[str]) -> Html:
             f"{(step + 0.5) * _WIDTH / _STEPS:.1f},{_HEIGHT - share / top * (_HEIGHT - 8):.1f}"
             for step, share in enumerate(shares[name])
         )
-        style = f"fill:none;stroke:var(--m{number % _COLOURS});stroke-width:2.5;stroke-linejoin:round"
+        style = (
+            f"fill:none;stroke:var(--m{number % _COLOURS});stroke-width:2.5;stroke-linejoin:round;"
+            f"stroke-dasharray:{_dashes(number)}"
+        )
         lines.append(tag("polyline", tag("title", name), points=points, style=style))
     axis = tag("line", x1=0, y1=_HEIGHT, x2=_WIDTH, y2=_HEIGHT, style="stroke:var(--line);stroke-width:1.5")
     label = "; ".join(f"{name}: {' '.join(map(str, counts))}" for name, counts in site.brightness.items())
@@ -128,20 +138,21 @@ def _histogram(site: SiteFacts, classes: Sequence[str]) -> Html:
 def _pictures(report: DataReport) -> Html:
     blocks: list[Html] = []
     for site in report.sites:
-        blocks.append(tag("h3", site.name))
+        strips: list[Html] = []
         for label in report.summary.classes:
             pictures = report.pictures.get((site.name, label)) or []
             if pictures:
                 shown = join(_image(picture, f"{label} at {site.name}") for picture in pictures)
                 strip = tag("div", shown, style="display:flex;flex-wrap:wrap;gap:0.4rem")
-                blocks.append(tag("figure", tag("figcaption", label), strip, style="margin:0.4rem 0 0.8rem"))
+                strips.append(tag("figure", tag("figcaption", label), strip))
+        blocks.append(join([tag("h3", site.name), tag("div", *strips, class_="gallery strips")]))
     return tag("section", tag("h2", "Pictures of each class and site"), *blocks)
 
 
 def _image(picture: NDArray[np.uint8], text: str) -> Html:
     file = io.BytesIO()
     Image.fromarray(picture).save(file, "PNG")
-    style = "width:96px;height:auto;border:1px solid var(--line);image-rendering:auto;border-radius:4px"
+    style = "width:84px;height:auto;border:1px solid var(--line);image-rendering:auto;border-radius:4px"
     return tag("img", src=png_source(file.getvalue()), alt=text, style=style)
 
 
