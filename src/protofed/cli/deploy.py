@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from protofed.cli.options import takes_run_options
-from protofed.cli.output import ProgressBar, console, exit_code, show_summary, show_table
+from protofed.cli.options import ConfigOption, takes_run_options
+from protofed.cli.output import ProgressBar, console, exit_code, followers, show_summary, show_table
 from protofed.cli.stopping import saying
 from protofed.data import ReadOptions
 from protofed.errors import UserError
@@ -102,6 +102,7 @@ def server_command(
         typer.Option("--stay", help="seconds after the last round in which sites may still come or be forgotten"),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="continue the run in --out")] = False,
+    config: ConfigOption = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="say nothing but warnings")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print the summary as JSON, and nothing else")] = False,
 ) -> int:
@@ -113,7 +114,7 @@ def server_command(
         run_options["method"] = method
     progress = ProgressBar()
     limits = WaitLimits(min_sites, round_timeout, wait, stay)
-    callbacks = [] if quiet or as_json else [progress]
+    callbacks = followers(progress, quiet or as_json, config=config)
     try:
         with saying(lambda: "stopped; finished rounds are kept, and the same command with --resume goes on from there"):
             result = serve(server_keys(keys), address, out, run_options, limits, resume=resume, callbacks=callbacks)
