@@ -33,7 +33,7 @@ Made when this site was built, by a small comparison on the embedded digits. Eac
 | [A run](gallery/run.html) | `protofed report RUN` |
 | [Explanations](gallery/explanations.html) | `protofed explain RUN --domain mnist` |
 
-The runs behind them are tiny (200 images per client, 6 rounds): look at the pages, not at the figures.
+The runs behind them are small (400 images per client, 10 rounds): look at the pages, not at the figures.
 [Results](results/README.md) has figures.
 """
 
@@ -55,7 +55,7 @@ def make_gallery() -> None:
     from protofed.explain import explain
     from protofed.report import write_report
 
-    options = {"samples_per_client": 200, "rounds": 6, "epochs": 2, "lr": 0.03}
+    options = {"samples_per_client": 400, "rounds": 10, "epochs": 2, "lr": 0.03}
     compared = protofed.compare(["fedavg", "i2pfl"], data="digits", out=GALLERY / "compared", **options)
     run = compared.path / compared.content["methods"]["i2pfl"]["runs"][0]
     write_report(compared.path, GALLERY / "comparison.html")
