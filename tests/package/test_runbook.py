@@ -27,7 +27,7 @@ from protofed.deploy.programs import free_port
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 RUNBOOK = (ROOT / "docs" / "runbook.md").read_text()
-STUDY = 'method = "i2pfl"\nmodel = "mlp"\nrounds = 30\nepochs = 40\nbatch = 16\n# small\n[set.model]\nhidden = 32\n'
+STUDY = 'method = "i2pfl"\nmodel = "mlp"\nrounds = 30\nepochs = 20\nbatch = 16\n# small\n[set.model]\nhidden = 32\n'
 SITES = {"north": "mnist", "south": "optdigits", "west": "syn_generated"}
 IMAGES = 120
 SECONDS = 900
@@ -75,7 +75,7 @@ class Machines:
         text = RUNBOOK.split(f"\n## {title}\n")[1].split("\n## ")[0]
         blocks = re.findall(r"```console\n(.*?)```", text, re.DOTALL)
         lines = [line.strip() for block in blocks for line in block.splitlines()]
-        return [line for line in lines if not line.startswith("sudo ") or re.match(SERVICE, line)]
+        return [line for line in lines if line and (not line.startswith("sudo ") or re.match(SERVICE, line))]
 
     def give(self, command: str, site: str = "") -> str:
         """Its output; it must succeed."""
