@@ -108,9 +108,9 @@ def preset_settings(cls: type[Method], preset: str | None, prefix: str = "") -> 
 
 def load_plugin(path: str) -> ModuleType:
     """Run a user's Python file, so that the methods, models and data sets it registers are known."""
-    file = Path(path).resolve()
-    if not file.is_file():
+    if not Path(path).is_file():  # asked before it is resolved, which fails for names that no file can have
         raise UserError(f"no such file: {path}; a plugin is a Python file")
+    file = Path(path).resolve()
     name = f"protofed_plugin_{file.stem}"
     if name in sys.modules and getattr(sys.modules[name], "__file__", None) == str(file):
         return sys.modules[name]

@@ -144,7 +144,7 @@ def test_verdicts_on_prototypes_and_members():
     assert of_prototypes("P", figures).startswith("Nothing found")
     assert "single sample" in of_prototypes("P", figures)
     assert "chance" in of_membership("weights", Auc(0.52, 0.02, 9, 9))
-    assert "strong leakage" in of_membership("weights", Auc(0.9, 0.02, 9, 9))
+    assert "strongly better than chance" in of_membership("weights", Auc(0.9, 0.02, 9, 9))
 
 
 def test_messages_are_kept_as_they_were_sent_and_change_nothing(tiny_run, same_results):

@@ -24,6 +24,12 @@ from protofed.testing import check_method
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+LINKING = sorted(
+    [
+        *DOCUMENTS,
+        *(page for place in ("docs/results", "benchmarks", "examples") for page in (ROOT / place).rglob("*.md")),
+    ]
+)
 METHODS = (ROOT / "docs" / "methods.md").read_text()
 OURS = [name for name in method_names() if find_method(name).__module__.startswith("protofed.methods.")]
 
@@ -78,9 +84,10 @@ def test_the_guide_places_every_method() -> None:
     assert sorted([*named, "centralized", "single"]) == OURS
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", LINKING, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(document: Path) -> None:
-    for target in re.findall(r"\]\(([^)\s]+)\)", document.read_text()):
+    text = document.read_text()
+    for target in [*re.findall(r"\]\(([^)\s]+)\)", text), *re.findall(r'<\w+ [^>]*(?:src|href)="([^"]+)"', text)]:
         if target.startswith(("http://", "https://")):
             continue
         path, _, anchor = target.partition("#")

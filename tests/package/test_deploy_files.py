@@ -25,6 +25,38 @@ UNITS = sorted(DEPLOY.glob("*.service"))
 COMPOSE = sorted(DEPLOY.glob("compose.*.yaml"))
 DOCUMENTS = [ROOT / "docs" / "runbook.md", ROOT / "docs" / "deploying.md", ROOT / "docs" / "releasing.md"]
 START = "start-server.sh"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+VERSION = PROJECT["version"]
+FLAG = "true|false"
+DIRECTIVES = {
+    "Unit": {"Description": ".+", "Documentation": "(man|https):.+", "After": r"[\w.-]+", "Wants": r"[\w.-]+"},
+    "Service": {
+        "User": r"[a-z][\w-]*",
+        "StateDirectory": r"[\w-]+",
+        "StateDirectoryMode": "0700",
+        "WorkingDirectory": "/.+",
+        "Environment": r"(\w+=\S+ ?)+",
+        "EnvironmentFile": "/.+",
+        "ExecStart": "/.+",
+        "Restart": "on-failure|always",
+        "RestartSec": r"\d+",
+        "TimeoutStopSec": r"\d+",
+        "NoNewPrivileges": FLAG,
+        "ProtectSystem": "strict",
+        "ProtectHome": f"{FLAG}|read-only",
+        "PrivateTmp": FLAG,
+        "PrivateDevices": FLAG,
+        "CapabilityBoundingSet": "",
+        "RestrictAddressFamilies": "(AF_(INET|INET6|UNIX) ?)+",
+    },
+    "Install": {"WantedBy": "multi-user.target"},
+}
+"""What our units may say, and how (systemd.unit, systemd.service, systemd.exec)."""
+SERVICE_KEYS = {
+    "build", "cap_drop", "command", "entrypoint", "image", "ports", "read_only", "restart", "security_opt",
+    "stop_grace_period", "tmpfs", "volumes",
+}  # fmt: skip
+"""Of the compose specification, as far as our files use it."""
 INSTRUCTIONS = {"FROM", "WORKDIR", "COPY", "RUN", "USER", "ENV", "ENTRYPOINT", "CMD"}
 
 
@@ -74,10 +106,27 @@ def test_commands_of_units_parse(unit: Path) -> None:
     parse(started(words) if program.endswith(START) else words)
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd")
+@pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.name)
+def test_units_say_what_systemd_knows(unit: Path) -> None:
+    """Also on machines without systemd: a misspelt name would only be a line in a journal."""
+    section, said = "", []
+    for line in unit.read_text().splitlines():
+        if line.startswith("["):
+            section = line.strip("[]")
+        elif line and not line.startswith("#"):
+            name, _, value = line.partition("=")
+            said.append((section, name))
+            assert re.fullmatch(DIRECTIVES[section][name], value), line
+    assert {("Service", "ExecStart"), ("Service", "User"), ("Install", "WantedBy")} <= set(said)
+    repeated = {each for each in said if said.count(each) > 1}
+    assert repeated == set()
+
+
 @pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.name)
 def test_systemd_accepts_the_units(unit: Path, tmp_path: Path) -> None:
-    """Programs are looked for, so those of /opt are put beside the unit."""
+    """Programs are looked for, so those of /opt are put beside the unit. Without systemd the test above has to do."""
+    if shutil.which("systemd-analyze") is None:
+        return
     text = unit.read_text()
     for program in re.findall(r"/opt/protofed/bin/([\w.-]+) ", text):
         (tmp_path / program).write_text("#!/bin/sh\n")
@@ -95,7 +144,11 @@ def test_systemd_accepts_the_units(unit: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("file", COMPOSE, ids=lambda path: path.name)
 def test_commands_of_containers_parse(file: Path) -> None:
-    for service in yaml.safe_load(file.read_text())["services"].values():
+    content = yaml.safe_load(file.read_text())
+    assert set(content) <= {"services", "volumes"}
+    for service in content["services"].values():
+        assert set(service) <= SERVICE_KEYS
+        assert service["image"] == f"protofed:{VERSION}"
         assert (DEPLOY / service["build"]["context"] / service["build"]["dockerfile"]).is_file()
         entry = service.get("entrypoint", ["protofed"])
         words = [*entry[1:], *service["command"]]
@@ -123,8 +176,8 @@ def test_the_dockerfile_copies_what_exists_and_does_not_run_as_root() -> None:
     assert [rest for name, rest in lines if name == "USER"][-1] == "protofed"
     wanted = re.search(r"\.whl\)\[([\w,]+)\]", text)
     assert wanted is not None
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert set(wanted[1].split(",")) <= set(extras)
+    assert set(wanted[1].split(",")) <= set(PROJECT["optional-dependencies"])
+    assert f"--tag protofed:{VERSION}" in (DEPLOY / "Dockerfile").read_text()
 
 
 def test_the_examples_are_valid() -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import protofed
 from protofed import UserError
 from protofed.cli import main
+from protofed.runs.config_comments import END, Comment, comments_in
 from protofed.runs.config_file import config_text, read_config
 from protofed.runs.options import Options, make_options
 
@@ -110,6 +111,10 @@ def test_mistakes_name_the_file(tmp_path: Path, content: str, said: str) -> None
     assert said in str(refused.value)
 
 
+def test_a_plugin_that_no_file_can_be_is_an_option_like_others() -> None:
+    assert make_options({"plugin": ["\0"]}).plugin == ["\0"]
+
+
 def test_a_missing_file_is_one_line(command: Callable[..., tuple[int, str, str]]) -> None:
     code, _, error = command("run", "--config", "nowhere.toml")
     assert code == 2
@@ -161,3 +166,94 @@ def test_what_a_command_decides_itself_is_left_out_and_said(
     code, _, said = command("compare", "fedavg", "--config", "run.toml", "--out", "one", "--quiet", "--engine", "loop")
     assert (code, protofed.Comparison.read("one").content["seeds"]) == (0, [0])
     assert "run.toml: method, seed: not an option of this command" in said
+
+
+STUDY = """\
+# The study of the spring.
+# Asked for by the board.
+
+method = "fedavg"  # the yardstick
+rounds = 2
+
+# Small, for # is no comment in "# 8":
+batch = 8 # images
+note = "see #12"
+plugin = [
+  # none yet
+]
+out = "first"  # is no option of a run
+
+[set.model]
+# The first guess was 32.
+hidden = 16 # units
+
+# Ask again in June.
+"""
+
+
+def test_comments_are_where_they_were() -> None:
+    found = comments_in(STUDY)
+    assert found["method"] == Comment(
+        ("# The study of the spring.", "# Asked for by the board.", ""), "# the yardstick"
+    )
+    assert found["batch"] == Comment(('# Small, for # is no comment in "# 8":',), "# images")
+    assert found["note"] == Comment()
+    assert found["plugin"] == Comment(("# none yet",), "")
+    assert found["set.model.hidden"] == Comment(("# The first guess was 32.",), "# units")
+    assert found[END] == Comment(("# Ask again in June.",))
+    assert list(found)[:3] == ["method", "rounds", "batch"]
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "comment"),
+    [
+        ("samples-per-client = 4 # few", "samples_per_client", Comment((), "# few")),
+        ("data = 'a # b' # c", "data", Comment((), "# c")),
+        ('data = """a\n# b\n""" # c', "data", Comment((), "# c")),
+        ("clients = {mnist = 2} # two", "clients", Comment((), "# two")),
+        ('set."data.holdout" = 0.1 # kept', "set.data.holdout", Comment((), "# kept")),
+        ('set = {tau = 1, "data.holdout" = 0.1} # both', "set", Comment((), "# both")),
+        ("# a\r\nlr = 1 # b\r\n", "lr", Comment(("# a",), "# b")),
+        ("plan = [1, # one\n 2] # two", "plan", Comment(("# one",), "# two")),
+    ],
+)
+def test_forms_of_comments(text: str, name: str, comment: Comment) -> None:
+    assert comments_in(text) == {name: comment}
+
+
+def test_our_own_comments_are_not_taken_for_theirs() -> None:
+    """Whoever edits what `protofed config` prints gets it back as it was, with what they wrote."""
+    options = make_options({"method": "i2pfl", "set": {"tau": "0.1"}}).model_dump()
+    text = config_text(options)
+    assert config_text(options, text) == text
+    edited = text.replace("tau = 0.1", "# chosen by hand\ntau = 0.1  # sharp") + "# the end\n"
+    again = config_text(options, edited)
+    assert again.count("\n") == text.count("\n") + 3
+    assert "# chosen by hand\ntau = 0.1  # sharp\n" in again
+    assert again.endswith("\n# the end\n")
+
+
+@given(OPTIONS)
+def test_comments_change_no_value(tmp_path_factory: pytest.TempPathFactory, given_options: dict[str, Any]) -> None:
+    options = make_options(given_options)
+    path = tmp_path_factory.mktemp("config") / "config.toml"
+    path.write_bytes(config_text(options.model_dump(), STUDY.replace("[set.model]", "[set]")).encode())
+    assert make_options(read_config(path)) == options
+
+
+def test_a_run_keeps_the_comments_of_its_file(command: Callable[..., tuple[int, str, str]], tiny_data: str) -> None:
+    text = f"data = {json.dumps(tiny_data)}\nmodel = 'mlp'\nengine = 'loop' # here\n" + STUDY
+    Path("study.toml").write_text(text.replace('note = "see #12"\n', ""))
+    assert command("run", "--config", "study.toml", "--rounds", 1, "--quiet")[0] == 0
+    assert Path("first/given.toml").read_text() == Path("study.toml").read_text()
+    written = Path("first/config.toml").read_text()
+    assert "# Asked for by the board.\n" in written
+    assert 'method = "fedavg"  # the yardstick\nrounds' not in written, "each has its meaning above it"
+    assert "batch = 8  # images\n" in written
+    assert "rounds = 1\n" in written, "the value in force"
+    assert '# The first guess was 32.\n"model.hidden" = 16  # units\n' in written
+    assert command("config", "first")[1] == written
+    # More rounds later: the comments stay, and the value is that in force.
+    assert command("run", "--resume", "--out", "first", "--rounds", 2, "--quiet")[0] == 0
+    assert command("config", "first")[1] == written.replace("rounds = 1\n", "rounds = 2\n")
+    assert Path("first/config.toml").read_text() == command("config", "first")[1]

@@ -68,8 +68,6 @@ def test_a_comparison_has_one_for_each_run(
 
 
 def test_wandb_has_every_round(tiny_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not part of `dev`, because it is large: run with `pip install 'protofed[wandb]'`."""
-    pytest.importorskip("wandb", reason="pip install 'protofed[wandb]'")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))

@@ -7,6 +7,7 @@ import typer
 
 from protofed.cli import completion
 from protofed.cli.options import (
+    ConfigOption,
     QuietOption,
     ShardOption,
     StrictOption,
@@ -44,6 +45,7 @@ def compare_command(
         ),
     ] = None,
     shard: ShardOption = None,
+    config: ConfigOption = None,
     track: TrackOption = None,
     tensorboard: TensorBoardOption = False,
     strict: StrictOption = False,
@@ -64,7 +66,7 @@ def compare_command(
             target=target,
             shard=shard,
             out=out,
-            callbacks=followers(progress, quiet or as_json, trackers_of(track, tensorboard)),
+            callbacks=followers(progress, quiet or as_json, trackers_of(track, tensorboard), config),
             **run_options,
         )
     if as_json:

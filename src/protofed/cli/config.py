@@ -8,7 +8,7 @@ import typer
 
 from protofed.cli.options import options_of
 from protofed.cli.output import console
-from protofed.runs.config_file import config_text
+from protofed.runs.config_file import config_text, given_text
 from protofed.system import write_atomically
 
 
@@ -19,13 +19,17 @@ def config_command(
 ) -> None:
     """Print the options of a run as a TOML file with comments, for `protofed run --config`.
 
+    Comments of the file that the run was given are kept, with the values in force.
+
     Example: protofed config my-run --out study.toml
     """
-    options = options_of(run if run.name == "run.json" else run / "run.json")
+    folder = run.parent if run.name == "run.json" else run
+    options = options_of(folder / "run.json")
+    text = config_text(options, given_text(folder))
     if as_json:
         print(json.dumps(options))
     elif out is None:
-        print(config_text(options), end="")
+        print(text, end="")
     else:
-        write_atomically(out, config_text(options).encode())
+        write_atomically(out, text.encode())
         console().print(f"written to {out}; use it with protofed run --config {out}", soft_wrap=True)

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from protofed.cli.options import takes_run_options
-from protofed.cli.output import ProgressBar, console, exit_code, show_summary, show_table
+from protofed.cli.options import ConfigOption, takes_run_options
+from protofed.cli.output import ProgressBar, console, exit_code, followers, show_summary, show_table
 from protofed.cli.stopping import saying
 from protofed.data import ReadOptions
 from protofed.errors import UserError
@@ -107,6 +107,7 @@ def server_command(
         ),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="continue the run in --out")] = False,
+    config: ConfigOption = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="print only warnings")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print only the summary, as JSON")] = False,
 ) -> int:
@@ -119,7 +120,7 @@ def server_command(
         run_options["method"] = method
     progress = ProgressBar()
     limits = WaitLimits(min_sites, round_timeout, wait, stay)
-    callbacks = [] if quiet or as_json else [progress]
+    callbacks = followers(progress, quiet or as_json, config=config)
     try:
         with saying(
             lambda: "stopped; finished rounds are kept, and the same command with --resume continues from there"

@@ -41,6 +41,9 @@ ShardOption = Annotated[
 StrictOption = Annotated[
     bool, typer.Option("--strict", help="exit with code 3 if a run ends with a warning about its result")
 ]
+ConfigOption = Annotated[
+    Path | None, typer.Option("--config", help="a TOML file with options; the command line takes precedence")
+]
 TrackOption = Annotated[
     list[str] | None, typer.Option("--track", metavar="NAME", help="also log to mlflow | tensorboard | wandb; repeat")
 ]
@@ -49,14 +52,6 @@ TensorBoardOption = Annotated[
 ]
 
 _REPEATED = ("set", "plugin")
-_CONFIG = inspect.Parameter(
-    "config",
-    inspect.Parameter.KEYWORD_ONLY,
-    default=None,
-    annotation=Annotated[
-        Path | None, typer.Option("--config", help="a TOML file with options; the command line takes precedence")
-    ],
-)
 
 
 def trackers_of(track: list[str] | None, tensorboard: bool) -> list[str]:
@@ -73,11 +68,11 @@ def parse_integers(text: str, flag: str = "--seeds") -> list[int]:
 
 
 def takes_run_options(
-    without: tuple[str, ...] = (), config: tuple[str, ...] | None = None
+    without: tuple[str, ...] = (), config: tuple[str, ...] = ()
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorator: the command gets every option of a run, and receives those the user gave as the dict `run_options`.
 
-    Where `config` is given, it also gets --config: a file of these options and of the command's own that are named.
+    A command that has the option `config` takes them from a file as well, with those of its own that are named here.
     """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -87,7 +82,7 @@ def takes_run_options(
         def with_options(**values: Any) -> Any:
             given = {name: values.pop(name) for name in names}
             run_options = {name: value for name, value in given.items() if value not in (None, [])}
-            if config is not None and (path := values.pop("config")) is not None:
+            if (path := values.get("config")) is not None:
                 content = read_config(path, [*Options.model_fields, *config])
                 others = [name for name in content if name in without and name not in config]
                 if others:
@@ -102,8 +97,7 @@ def takes_run_options(
             return command(run_options=run_options, **values)
 
         own = [entry for entry in inspect.signature(command).parameters.values() if entry.name != "run_options"]
-        beside = [] if config is None else [_CONFIG]
-        parameters = [*own, *beside, *(_parameter(name, Options.model_fields[name]) for name in names)]
+        parameters = [*own, *(_parameter(name, Options.model_fields[name]) for name in names)]
         with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         with_options.__annotations__ = {entry.name: entry.annotation for entry in parameters}
         return with_options

@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, TypeVar
 
 from rich.console import Console
@@ -15,6 +16,7 @@ from protofed.federation.best import shown_loss
 from protofed.federation.chance import at_chance
 from protofed.guards import promise_in_words
 from protofed.runs import Run
+from protofed.runs.config_file import KeepsConfig
 from protofed.studies.schedule import Failure
 from protofed.text import Table, counted, duration
 from protofed.text import percent as percent
@@ -200,11 +202,13 @@ def report_failures(failures: Sequence[Failure]) -> int:
     return 1 if failures else 0
 
 
-def followers(progress: object, silent: bool, trackers: Iterable[str]) -> list[object]:
-    """The callbacks of a command: what a person sees, and trackers of experiments by name."""
+def followers(progress: object, silent: bool, trackers: Iterable[str] = (), config: Path | None = None) -> list[object]:
+    """The callbacks of a command: what a person sees, trackers of experiments by name, and who keeps the file given."""
     from protofed.runs.trackers import make_tracker
 
-    return [*([] if silent else [progress]), *(make_tracker(name) for name in dict.fromkeys(trackers))]
+    watching = [] if silent else [progress]
+    keeping = [] if config is None else [KeepsConfig(config)]
+    return [*watching, *keeping, *(make_tracker(name) for name in dict.fromkeys(trackers))]
 
 
 def warn_of_time(seconds: float) -> None:

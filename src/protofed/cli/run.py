@@ -8,6 +8,7 @@ import typer
 
 from protofed.cli import completion
 from protofed.cli.options import (
+    ConfigOption,
     QuietOption,
     StrictOption,
     TensorBoardOption,
@@ -34,6 +35,7 @@ def run_command(
     out: Annotated[str | None, typer.Option("--out", help="the run folder (default: runs/NAME)")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="continue the run in --out")] = False,
     from_: Annotated[Path | None, typer.Option("--from", help="use the options in an earlier run's run.json")] = None,
+    config: ConfigOption = None,
     track: TrackOption = None,
     tensorboard: TensorBoardOption = False,
     strict: StrictOption = False,
@@ -50,7 +52,7 @@ def run_command(
         run_options = over_stored(options_of(from_), run_options)
     progress = ProgressBar()
     begun = _BegunRun()
-    callbacks = [begun, *followers(progress, quiet or as_json, trackers_of(track, tensorboard))]
+    callbacks = [begun, *followers(progress, quiet or as_json, trackers_of(track, tensorboard), config)]
     try:
         with saying(begun.how_to_go_on):
             result = run(out=out, resume=resume, callbacks=callbacks, **run_options)

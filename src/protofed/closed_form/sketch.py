@@ -53,9 +53,10 @@ def _leading(rows: Tensor, rank: int) -> Tensor:
     """The leading right singular vectors of rows [n, D], each as long as its singular value."""
     if len(rows) > rows.shape[1]:
         _, s, V = torch.linalg.svd(rows, full_matrices=False)
-        return s[:rank, None] * V[:rank]
+        scaled: Tensor = s[:rank, None] * V[:rank]
+        return scaled
     # With rows = U s V', U' rows is s V', and U is known from the small matrix of their products.
-    _, U = torch.linalg.eigh(rows @ rows.T)
+    U: Tensor = torch.linalg.eigh(rows @ rows.T).eigenvectors
     return U.flip(1)[:, :rank].T @ rows
 
 

@@ -9,6 +9,7 @@ from protofed.errors import UserError
 from protofed.federation import RunFolder
 from protofed.method import Plan
 from protofed.runs.assembly import Assembly
+from protofed.runs.config_file import write_config
 from protofed.runs.description import describe_run
 from protofed.runs.opened import Run
 from protofed.runs.options import Options, make_options
@@ -84,4 +85,6 @@ def extend(folder: RunFolder, assembly: Assembly) -> None:
     config = folder.read_json("run.json")
     changed = {name: getattr(assembly.options, name) for name in EXTENDS}
     plan = describe_run(assembly)["plan"]
-    folder.write_json("run.json", {**config, "options": {**config["options"], **changed}, "plan": plan})
+    described = {**config, "options": {**config["options"], **changed}, "plan": plan}
+    folder.write_json("run.json", described)
+    write_config(folder.path, described)

@@ -11,7 +11,7 @@ from protofed.errors import UserError
 from protofed.federation import Diverged, Engine, Federation, RoundPolicy, RunFolder
 from protofed.federation.chance import chance_levels
 from protofed.runs.assembly import Assembly, ClientSideRecipe, assemble
-from protofed.runs.config_file import CONFIG_FILE, config_text, options_to_repeat
+from protofed.runs.config_file import write_config
 from protofed.runs.description import describe_run
 from protofed.runs.estimate import estimate_seconds, refuse_if_too_large
 from protofed.runs.extend import EXTENDS, MAY_CHANGE, MOVES, extend, extends, refuse_changes, refuse_extension
@@ -22,7 +22,7 @@ from protofed.runs.opened import Run
 from protofed.runs.options import Options, make_options
 from protofed.runs.place import data_here, refuse_other_images
 from protofed.runs.summary import Status, Stopwatch, summarise_run
-from protofed.system import one_thread, write_atomically
+from protofed.system import one_thread
 
 log = logging.getLogger("protofed")
 
@@ -203,7 +203,7 @@ def write_description(assembly: Assembly, federation: Federation, folder: RunFol
     views = {"personal_test": federation.evaluator.personal_test, "chance": chance_levels(assembly.context)}
     description = describe_run(assembly)
     folder.write_json("run.json", {**description, **views})
-    write_atomically(folder.path / CONFIG_FILE, config_text(options_to_repeat(description)).encode())
+    write_config(folder.path, description)
 
 
 def _engine_of(run: Run) -> dict[str, Any]:
