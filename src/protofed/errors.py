@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 
 class UserError(Exception):
-    """A mistake of the user; the text says, in one line, what is wrong and what would be right."""
+    """A user error; the text says, in one line, what is wrong and what would be right."""
 
 
 class InUse(UserError):

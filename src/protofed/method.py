@@ -43,10 +43,10 @@ def _unguarded(notes: Notes) -> Notes:
 
 
 def knob(description: str, *, default: Any, name: str | None = None, before: Any = None) -> Any:
-    """A hyper-parameter with a sentence on what it does and the paper's default.
+    """A hyper-parameter with a description and the paper's default.
 
-    `name` is what the user calls it, where the field cannot have that name because a hook does. `before` is the value
-    that is in force in runs from before there was this knob, where that is not the default.
+    `name` is the user's name for it, if the field cannot have that name because a hook does. `before` is the value for
+    runs that are older than this knob, if it is not the default.
     """
     named = {"name": name} if name else {}
     return field(default=default, metadata={"description": description, "before": before, **named})
@@ -85,7 +85,7 @@ class Plan:
         return len(self.epochs)
 
     def lr_at(self, round: int) -> float:
-        """The learning rate of a round; the cosine goes from `lr` to 0 over the whole run, or in N rounds."""
+        """The learning rate of a round; the cosine falls from `lr` to 0 over the whole run, or over N rounds."""
         if self.schedule == "none":
             return self.lr
         _, _, rounds = self.schedule.partition("=")
@@ -137,7 +137,7 @@ class Samples(Protocol):
 
     @property
     def validation(self) -> "Samples | None":
-        """The part of the client's own training data that is kept from training, where the run has one."""
+        """The part of the client's own training data that is held out from training, if the run has one."""
 
     def batches(self, size: int = ...) -> Iterator[tuple[Tensor, Tensor]]:
         """Images and labels, batch by batch."""
@@ -145,9 +145,9 @@ class Samples(Protocol):
 
 @dataclass(frozen=True)
 class At:
-    """Where a hook stands: the constants of the run, the round, the client, and what it received and remembers.
+    """The context of a hook: the constants of the run, the round, the client, and what it received and remembers.
 
-    The same object goes to every hook, less or more filled. Rounds count from 0 as in the papers.
+    Every hook gets the same object, filled in as far as applies. Rounds count from 0 as in the papers.
     """
 
     plan: Plan
@@ -203,14 +203,14 @@ class At:
         return self.plan.lr_at(self.round)
 
     def rng(self, purpose: str) -> torch.Generator:
-        """A generator of this client and round for one purpose."""
+        """A generator for one purpose in this client and round."""
         return generator(self.seed, purpose, self.round, self.client)
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(knob,))
 @dataclass(frozen=True, kw_only=True)
 class Method(Generic[U]):
-    """Base of all methods; subclasses are frozen dataclasses without writing so.
+    """Base of all methods; subclasses become frozen dataclasses automatically.
 
     A subclass gives `loss`, `upload` and `aggregate`, and whatever else differs from the defaults here. It names the
     record its clients upload, as in `class FedAvg(Method[ModelUpload])`, so that a type checker knows what `aggregate`
@@ -268,12 +268,12 @@ class Method(Generic[U]):
 
     @property
     def shares(self) -> Group:
-        """What of the model travels, as `weights` in broadcast and upload; the rest is private to the client."""
+        """Which part of the model is sent, as `weights` in broadcast and upload; the rest is private to the client."""
         return everything
 
     @property
     def loads(self) -> Group:
-        """What of the broadcast replaces the client's own weights when a round begins."""
+        """Which part of the broadcast replaces the client's own weights when a round begins."""
         return self.shares
 
     @property
@@ -283,17 +283,17 @@ class Method(Generic[U]):
 
     @property
     def freezes_statistics(self) -> bool:
-        """Whether normalisation that no step trains keeps its running statistics in training."""
+        """Whether normalisation that no step trains keeps its running statistics during training."""
         return True
 
     @property
     def starts_from_means(self) -> bool:
-        """Whether clients send their class means once before round 1, for the server's model to start from."""
+        """Whether clients send their class means once before round 1, as the start of the server's model."""
         return False
 
     @property
     def separable(self) -> bool:
-        """Whether one sample's part can be bounded, as a guard must to promise anything for it.
+        """Whether one sample's contribution can be bounded, which a guard needs for any guarantee.
 
         The loss is a mean over samples, each by itself; the upload knows the samples only through the trained weights
         and through plain class means of `observations` (or of vectors no longer than those).
@@ -310,21 +310,21 @@ class Method(Generic[U]):
 
     @property
     def cut(self) -> str | None:
-        """The stage after which features and prototypes that travel are taken; None: where the model itself cuts."""
+        """The stage after which exchanged features and prototypes are taken; None: where the model itself cuts."""
         return None
 
     def traffic(self, at: At) -> FeatureTraffic:
-        """How many features of single samples travel in a round; `at.down` is a message such as clients receive."""
+        """How many features of single samples are sent in a round; `at.down` is an example of what clients receive."""
         return FeatureTraffic()
 
     def cautions(self, each: Sequence[At], classes: Sequence[str]) -> list[str]:
-        """What the user is warned of before the first round; one `at` for each client, with what it holds."""
+        """Warnings for the user before the first round; one `at` for each client, with what it holds."""
         return []
 
     # What is built before the first round
 
     def plan(self, plan: Plan) -> Plan:
-        """The plan this method follows when the user asks for `plan`."""
+        """The plan this method follows if the user asks for `plan`."""
         return plan
 
     def build(self, base: Split, at: At) -> Split:
@@ -342,11 +342,11 @@ class Method(Generic[U]):
     # One round, in the order it happens
 
     def broadcast(self, server: Any, at: At) -> Record:
-        """What is sent to `at.client` (None: to somebody who has just arrived)."""
+        """What is sent to `at.client` (None: to a newcomer)."""
         return server  # type: ignore[no-any-return]
 
     def sits_out(self, at: At) -> bool:
-        """Whether a client does not train in a round in which others do; it still sends what `upload` makes."""
+        """Whether a client does not train in a round in which others do; it still sends what `upload` returns."""
         return False
 
     def draw(self, y: Tensor, at: At, rng: torch.Generator) -> Any:
@@ -382,15 +382,14 @@ class Method(Generic[U]):
         raise UserError("its state is not a sum over clients, so nothing can be added")
 
     def memory_of(self, upload: Any, like: Any) -> Record:
-        """What a client remembers that has sent this upload, a record such as `like`; for `forget` and `include` where
-        the client's memory is elsewhere.
-        """
+        """The memory of a client that has sent this upload, a record such as `like`; for `forget` and `include` if
+        the client's memory is elsewhere."""
         raise UserError("its state is not a sum over clients, so no client's share can be recovered from an upload")
 
     # What comes out
 
     def global_weights(self, server: Any) -> Weights | None:
-        """The server's complete model, or None where every client keeps its own."""
+        """The server's complete model, or None if every client keeps its own."""
         return server.weights if self.shares == everything else None
 
     def client_weights(self, server: Any, upload: Any, at: At) -> Weights:
@@ -403,19 +402,19 @@ class Method(Generic[U]):
         return 1.0
 
     def global_prototypes(self, server: Any) -> ClassTable | None:
-        """The server's class prototypes, or None where the method has none."""
+        """The server's class prototypes, or None if the method has none."""
         return next((value for value in vars(server).values() if isinstance(value, ClassTable)), None)
 
     @property
     def depends_on_rounds(self) -> str:
-        """What of it depends on how many rounds the run will have, so that a run cannot be given more; empty: nothing.
+        """What depends on the number of rounds, so that a run cannot be extended; empty: nothing.
 
         Whoever reads `at.rounds` says so here.
         """
         return ""
 
     def ce_share(self, at: At) -> float:
-        """By how much the loss weights its cross-entropy term in a round; the loss that is shown is without it."""
+        """The weight of the cross-entropy term in a round's loss; the displayed loss is without it."""
         return 1.0
 
     def predict(self, net: Net, x: Tensor, at: At) -> Tensor:
@@ -449,11 +448,11 @@ class Method(Generic[U]):
         return float(at.size) if self.weighting == "samples" else 1.0
 
     def largest_weight(self, at: At) -> float:
-        """The most that a weight of this client's upload can honestly be; a client that claims more is left out."""
+        """The largest weight this client's upload can honestly have; a client that claims more is left out."""
         return max(self.weight(at), 1.0)
 
     def observe(self, net: Net, x: Tensor, y: Tensor) -> Notes:
-        """What the method wants to know of every sample; prototypes are built from it."""
+        """What the method needs from every sample; prototypes are built from it."""
         return {"h": net.features(x), "y": y}
 
     def observations(self, net: Net, data: Samples, at: At) -> Notes:
@@ -465,5 +464,5 @@ class Method(Generic[U]):
         return at.guarded({key: torch.cat([notes[key] for notes in observed]) for key in observed[0]})
 
     def refreshed(self, new: P, old: P) -> P:
-        """This round's prototypes, with those nobody sent kept from before or dropped."""
+        """This round's prototypes; those that nobody sent are kept from before or dropped."""
         return new.or_else(old) if self.stale_protos == "keep" else new

@@ -37,12 +37,12 @@ _ROUNDS = 2
 
 
 def check_method(method: type[Method], *, model: str = "mlp", engine: str = "loop", **settings: object) -> None:
-    """Raise an AssertionError that says what is wrong with a method, if anything is.
+    """Raise an AssertionError that says what is wrong with a method, if anything.
 
     The method runs in small federations on toy images: with clients that lack classes, that hold a single class or one
-    sample of each, that sit rounds out, and with one client only. Everything it sends must survive being encoded, hold
+    sample of each, that sit out rounds, and with a single client. Everything it sends must survive encoding, contain
     no image, and lead to the same result whatever the order of arrival; a run that is stopped and resumed must equal
-    one that is not. `settings` are those of `--set`, including `model.KEY` and `data.KEY`.
+    an uninterrupted one. `settings` are those of `--set`, including `model.KEY` and `data.KEY`.
     """
     _check_description(method, settings)
     with tempfile.TemporaryDirectory(prefix="protofed-check-") as folder:
@@ -67,7 +67,7 @@ def toy_data(
     labels: Mapping[str, Iterable[int]] | None = None,
     seed: int = 0,
 ) -> str:
-    """Write one npz file per domain and return the folder, as `data=` takes it.
+    """Write one npz file per domain and return the folder, ready for `data=`.
 
     A class is a pattern and a domain a brightness, so that a few steps of training show. `absent` names classes of
     which a domain has no training image; `labels` gives a domain's training labels outright. The first pixel of every
@@ -101,7 +101,7 @@ def toy_data(
 
 
 def results_of(path: str | Path) -> dict[str, Any]:
-    """All a run leaves behind that must not depend on engine, time or interruptions, file by file."""
+    """Everything a run leaves behind that must not depend on engine, time or interruptions, file by file."""
     folder = Path(path)
     found: dict[str, Any] = {file.name: file.read_bytes() for file in folder.glob("*.safetensors")}
     found.update({f"clients/{file.name}": file.read_bytes() for file in (folder / "clients").iterdir()})

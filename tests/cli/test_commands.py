@@ -134,7 +134,7 @@ def test_a_run_from_the_command_line(protofed, tmp_path):
     assert third == {**first, "set": {**first["set"], "weighting": "uniform"}}
 
     taken = protofed("run", "fedavg", *TINY, "--out", "first", check=2)
-    assert "exists already" in taken.stderr
+    assert "already exists" in taken.stderr
     changed = protofed("run", "--out", "first", "--resume", "--lr", "0.5", check=2)
     assert "lr (was 0.01, now 0.5)" in changed.stderr
     quiet = protofed("run", "--out", "first", "--resume", "--quiet", check=0)

@@ -40,5 +40,5 @@ def test_the_margin_does_not_depend_on_the_scale_of_the_features(scale: float) -
 
 def test_other_heads_are_refused() -> None:
     for head in ((nn.Linear(DIM, 4), nn.Linear(4, CLASSES)), (nn.Linear(DIM, CLASSES, bias=False),)):
-        with pytest.raises(UserError, match="one linear layer"):
+        with pytest.raises(UserError, match="a single linear layer"):
             linear_head(model(*head))

@@ -143,7 +143,7 @@ def test_the_sample_slice_as_its_modality_says() -> None:
 
 def test_what_is_no_image(tmp_path: Path) -> None:
     base = Path(pydicom.__file__).parent / "data" / "test_files"
-    with pytest.raises(BadImage, match="holds no image"):
+    with pytest.raises(BadImage, match="contains no image"):
         headers_of(base / "rtplan.dcm")
     (tmp_path / "a.dcm").write_bytes(b"text")
     with pytest.raises(BadImage, match="cannot be read"):

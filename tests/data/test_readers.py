@@ -364,7 +364,7 @@ def test_manifest_mistakes(tmp_path):
     refused(path, "lacks the column domain; a manifest has the columns file, label, domain")
     refused(manifest(tmp_path, [*good, good[0]]), "more than once")
     refused(manifest(tmp_path, [good[0] | {"label": " "}]), "line 2: the label is empty")
-    refused(manifest(tmp_path, good[:1]), "one patient or group only")
+    refused(manifest(tmp_path, good[:1]), "only one patient or group")
     refused(manifest(tmp_path, [row | {"split": "train"} for row in good]), "domain site has no test images")
     refused(manifest(tmp_path, [row | {"split": "both"} for row in good]), "line 2: split is 'both'; it must be train")
     both = [row | {"split": part, "patient": "p"} for row, part in zip(good, ("train", "test") * 2, strict=True)]

@@ -110,7 +110,7 @@ def test_emnist_is_turned_upright(tmp_path):
     data = load("emnist", data_root=tmp_path)
     assert data.classes[:2] + data.classes[-1:] == ("0", "1", "t")
     assert (data.domains["emnist"].train.x[:, 0].numpy() == x.transpose(0, 2, 1)).all()
-    refused("emnist", tmp_path, "emnist-balanced-mapping.txt is not there", options={"emnist_split": "balanced"})
+    refused("emnist", tmp_path, "emnist-balanced-mapping.txt does not exist", options={"emnist_split": "balanced"})
     write_emnist(tmp_path / "emnist", "balanced")
     assert "emnist_split=balanced" in load("emnist", data_root=tmp_path, options={"emnist_split": "balanced"}).source
 
@@ -238,7 +238,7 @@ def test_digits_are_those_that_are_there(tmp_path):
     assert form_of("digits", tmp_path) == "original"
     chosen = load("digits", data_root=tmp_path, options={"members": "usps"})
     assert list(chosen.domains) == ["usps"]
-    refused("digits", tmp_path, "data svhn is not there", "train_32x32.mat", options={"members": "mnist,svhn"})
+    refused("digits", tmp_path, "data svhn was not found", "train_32x32.mat", options={"members": "mnist,svhn"})
     refused("digits", tmp_path, "unknown member of digits", options={"members": "mnist,cifar10"})
 
 

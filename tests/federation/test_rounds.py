@@ -276,7 +276,7 @@ def test_a_second_process_is_refused(tiny_run: Any) -> None:
 def test_an_existing_folder_is_refused(tiny_run: Any, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/thesis.tex").write_text("years of work")
-    with pytest.raises(protofed.UserError, match="exists already"):
+    with pytest.raises(protofed.UserError, match="already exists"):
         tiny_run("fedavg", name="mine")
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
 

@@ -106,7 +106,7 @@ def test_noise_on_a_secure_sum_is_shared_and_who_drops_out_takes_its_part_along(
     [
         ("epsilon=3,noise=1", "give only one of them"),
         ("epsilon=3,clip=1,row_noise=1", "give only one of them"),
-        ("epsilon=3,train=plain", "promises nothing"),
+        ("epsilon=3,train=plain", "guarantees nothing"),
         ("epsilon=0", "epsilon=0 is not valid"),
         ("epsilon=3,among=4", "unknown setting"),
     ],

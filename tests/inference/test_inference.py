@@ -91,7 +91,7 @@ def test_predictions_of_a_folder(tiny_run, tmp_path: Path, capsys: pytest.Captur
     assert sum(one.values()) == 1
     (tmp_path / "empty").mkdir()
     assert main(["predict", str(run.path), "--images", str(tmp_path / "empty"), "--out", str(out)]) == 2
-    assert "holds no images" in capsys.readouterr().err
+    assert "contains no images" in capsys.readouterr().err
 
 
 def test_safetensors_hold_the_network_and_its_card(tiny_run) -> None:

@@ -58,7 +58,7 @@ def test_an_architecture_of_its_own(tiny_run: Any, newcomer: str, tmp_path: Path
 def test_a_backbone_and_a_fresh_head(tiny_run: Any, newcomer: str, tmp_path: Path) -> None:
     run = tiny_run("i2pfl")
     joined = join(run.path, newcomer, out=tmp_path / "joined", weights=str(run.path / "model.safetensors"), rounds=1)
-    assert joined.start == "the weights given"
+    assert joined.start == "the given weights"
 
 
 def test_refusals(tiny_run: Any, make_data: Any, newcomer: str, tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def test_a_name_belongs_to_one_builder() -> None:
     register: Callable[..., object] = register_model("mine", description="")
     register(identity_builder)
     register(identity_builder)
-    with pytest.raises(UserError, match="a model named 'mine' exists already"):
+    with pytest.raises(UserError, match="a model named 'mine' already exists"):
         register(lambda image_shape, classes: identity_builder(image_shape, classes))
 
 

@@ -42,7 +42,14 @@ def test_a_comparison_says_what_its_files_say(compared: Path) -> None:
     test = content["methods"]["i2pfl"]["global"]["test"]
     assert f"{test['p_holm']:.3f}" in page
     assert "the model each client would use" in page
-    for title in ("Accuracy", "Round by round", "Could this be chance?", "Communication", "Time", "Who holds what"):
+    for title in (
+        "Accuracy",
+        "Round by round",
+        "Could this be chance?",
+        "Communication",
+        "Time",
+        "Data of each client",
+    ):
         assert title in page
     assert content["methods"]["i2pfl"]["knobs"].keys() <= set(re.findall(r"method\.knobs\.(\w+)", page))
 

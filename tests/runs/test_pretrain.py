@@ -47,7 +47,7 @@ def test_mistakes_are_named(tiny_data, tmp_path):
         pretrain(tiny_data, out=tmp_path / "weights.pth", **TINY)
     taken = tmp_path / "taken.safetensors"
     taken.touch()
-    with pytest.raises(UserError, match="exists already"):
+    with pytest.raises(UserError, match="already exists"):
         pretrain(tiny_data, out=taken, **TINY)
 
 

@@ -119,7 +119,7 @@ class ClientSide:
         except Exception as error:
             if all(math.isfinite(value) for value in result.loss.values()):
                 raise
-            raise NotFinite(f"{ready.job.client}: its training ended in a non-finite loss") from error
+            raise NotFinite(f"{ready.job.client}: its training ended in a loss that is not finite") from error
 
     def _train_group(self, job: jobs.TrainGroup, message: Message) -> jobs.TrainedGroup:
         tally = Tally()

@@ -59,7 +59,7 @@ class DomainSummary:
 
 @dataclass(frozen=True)
 class DataSummary:
-    """What there is to say about one data set."""
+    """The description of one data set."""
 
     name: str
     description: str
@@ -83,7 +83,7 @@ _REGISTRY: dict[str, _Registered] = {}
 def register_data(
     name: str, loader: Reader, description: str, *, domains: tuple[str, ...] = (), licence: str = ""
 ) -> None:
-    """Make a data set known by name; `loader` is called when it is asked for, and should cache what is slow.
+    """Register a data set by name; `loader` is called on demand, and should cache what is slow.
 
     Keyword-only arguments of the loader, with a type and a default, are settings: `--set data.KEY=VALUE`.
     """

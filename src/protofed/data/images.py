@@ -24,7 +24,7 @@ LUMINANCE = (0.299, 0.587, 0.114)
 class Images:
     """Pixels `x`, uint8 [N, C, H, W], and labels `y`, int64 [N].
 
-    Many pixels are not in memory but read when they are asked for: `x[...]` is a tensor in any case.
+    Large sets of pixels are not in memory but read on demand: `x[...]` is a tensor in any case.
     """
 
     x: Pixels
@@ -66,7 +66,7 @@ class Domain:
     """What the site has set aside to validate on, where it has; never trained on."""
 
     def mapped(self, change: Callable[[Images, str], Images]) -> "Domain":
-        """The same with every part changed, of which the name is given."""
+        """The same with every part changed; `change` also gets the part's name."""
         validation = None if self.validation is None else change(self.validation, "validation")
         return Domain(self.name, change(self.train, "train"), change(self.test, "test"), validation)
 
@@ -102,7 +102,7 @@ class RawData:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Domains that share classes, channels and image size: ready to be dealt out to clients."""
+    """Domains that share classes, channels and image size, ready to be distributed to clients."""
 
     name: str
     classes: tuple[str, ...]
@@ -147,7 +147,7 @@ class Dataset:
 
     @property
     def validation_offsets(self) -> dict[str, range]:
-        """Where images lie that sites have set aside to validate on: behind the pooled training set."""
+        """Where the sites' validation images lie: behind the pooled training set."""
         where: dict[str, range] = {}
         start = sum(map(len, self.offsets.values()))
         for name, domain in self.domains.items():
@@ -161,7 +161,7 @@ class Dataset:
         return Images(join([domain.train.x for domain in self.domains.values()]), self.pooled_labels())
 
     def take_train(self, indices: Indices) -> Images:
-        """Training images by their place in the pooled training set, in that order; the rest is not touched.
+        """Training images by their index in the pooled training set, in that order; the rest is not read.
 
         Images to validate on follow them, at the places in `validation_offsets`.
         """
@@ -188,7 +188,7 @@ class Dataset:
         return Images(x, y)
 
     def unread_train(self) -> Images:
-        """What `take_train` takes from, not copied: its `take` gives images that are read when they are asked for."""
+        """The source of `take_train`, not copied: its `take` returns images that are read on demand."""
         parts = self._parts()
         return Images(StoredPixels.joined([part.x for part in parts]), torch.cat([part.y for part in parts]))
 
@@ -198,7 +198,7 @@ class Dataset:
         return [*(domain.train for domain in self.domains.values()), *kept]
 
     def with_tests_in_training(self) -> "Dataset":
-        """The same with every domain's test images behind its training images, and none to test on."""
+        """The same with every domain's test images appended to its training images, and no test set."""
         domains = {name: _all_in_training(domain) for name, domain in self.domains.items()}
         return replace(self, domains=domains)
 
@@ -207,7 +207,7 @@ class Dataset:
         return replace(self, domains=unify(self.domains, image_size=side))
 
     def normalised(self, normalise: Normalise) -> "Dataset":
-        """The same images, to be normalised in another way."""
+        """The same images with another normalisation."""
         return replace(self, normalise=normalise)
 
     def pooled_labels(self) -> Tensor:

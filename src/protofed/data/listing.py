@@ -35,7 +35,7 @@ Headers = Callable[[Sequence[str]], list[list[ImageHeader] | Problem]]
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """How files are read, where that can be chosen."""
+    """How files are read, where there is a choice."""
 
     test_share: float | None = None
     """What a site without test images keeps to test on; None for a fifth."""

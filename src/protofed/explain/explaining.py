@@ -78,7 +78,7 @@ def explain(
     """Explain what the models of a run say about images; pictures, a page and `explanations.json` go to `out`.
 
     The images are files (`images`: a folder or one file) or test images of a `domain`, of all classes or of the class
-    `label`. `clients` are asked with their models as their training left them; all of them unless named, and `global`
+    `label`. `clients` are explained with their models after their last training; all of them unless named, and `global`
     means the server's model. `model_of="best"` asks the models of the best round instead of the last. `project` first
     lets clients find the training patches their part prototypes come nearest to, which are then shown beside them;
     `projected` asks the models with the prototypes moved there, which may cost accuracy. `evidence` is `exact`,

@@ -31,7 +31,7 @@ class _Member:
 
 
 class Classifier(nn.Module):
-    """The server's model, or one client's, with its preprocessing; an ensemble where the run ended with one.
+    """The server's model, or one client's, with its preprocessing; an ensemble if the run ended with one.
 
     Takes uint8 pixels [n, C, H, W] of the run's image size and gives probabilities [n, classes]. The training images
     are not needed.
@@ -66,12 +66,12 @@ class Classifier(nn.Module):
 
     @property
     def normalise(self) -> Any:
-        """What turns pixels into what the network sees."""
+        """The normalisation that turns pixels into network input."""
         return self._context.dataset.normalise
 
     @property
     def dtype(self) -> torch.dtype:
-        """In which it computes."""
+        """The type in which it computes."""
         return self._context.dtype
 
     def forward(self, pixels: Tensor) -> Tensor:
@@ -81,7 +81,8 @@ class Classifier(nn.Module):
         return torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]
 
     def probabilities(self, pixels: Pixels, batch: int = 256) -> Tensor:
-        """Of many images, some at a time; what is frozen runs as in training, so that rounding may differ."""
+        """Class probabilities of many images, batch by batch; frozen parts run as in training, so rounding may
+        differ."""
         parts = [
             member.share * self._features.probabilities(member.net, member.at, pixels, batch, member.architecture)
             for member in self._members

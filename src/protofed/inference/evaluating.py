@@ -46,7 +46,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """Score the models of a run on a data set with the same classes; `labels` regroups its classes as in a run.
 
-    `clients` are scored with their models as their training left them (all unless named), `global` is the server's;
+    `clients` are scored with their models after their last training (all unless named), `global` is the server's;
     `model_of="best"` takes those of the best round instead of the last.
     """
     if part not in ("test", "train", "all"):

@@ -34,7 +34,7 @@ def export(
     out: str | Path | None = None,
     images: str | Path | None = None,
 ) -> Path:
-    """Write the model and, beside it, a card that says what goes in and what comes out.
+    """Write the model and, beside it, a card that describes its inputs and outputs.
 
     The file is read back and its predictions compared with the run's, on the images of a folder or on noise; one that
     predicts otherwise is not kept.

@@ -101,7 +101,7 @@ def join(
     """
     folder = Path(out)
     if folder.exists():
-        raise UserError(f"{folder} exists already; give another --out")
+        raise UserError(f"{folder} already exists; give another --out")
     host = OpenRun(run)
     with one_thread():
         options = _options(host, data, rounds, model, weights, own)

@@ -24,8 +24,8 @@ log = logging.getLogger("protofed")
 def predict(classifier: Classifier, images: str | Path, out: str | Path) -> dict[str, int]:
     """Write a csv file with a line per image below a folder: file, class, probability of every class.
 
-    Images are brought to the size and channels of the run; those that cannot be read are skipped, each with a warning.
-    A file with pages has a line for each, FILE#2 for the second. Returns how many fell to each class.
+    Images are converted to the size and channels of the run; unreadable ones are skipped, each with a warning.
+    A file with pages has a line for each, FILE#2 for the second. Returns the number of images per class.
     """
     paths, problems = _listed(Path(images))
     pictures, damaged = _pictures(paths)

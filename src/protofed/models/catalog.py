@@ -14,7 +14,7 @@ Builder = TypeVar("Builder", bound=Callable[..., Split])
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What there is to say about a model."""
+    """A description of a model."""
 
     name: str
     description: str
@@ -67,7 +67,7 @@ def model_names() -> tuple[str, ...]:
 
 
 def describe(name: str) -> ModelInfo:
-    """What there is to say about one model."""
+    """The description of one model."""
     return _entry(name).info
 
 

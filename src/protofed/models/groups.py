@@ -19,7 +19,7 @@ def tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 class Group(ABC):
-    """Chooses tensors of any model; `+` is the union of two groups, `-` the difference."""
+    """Selects tensors of any model; `+` is the union of two groups, `-` the difference."""
 
     @abstractmethod
     def names(self, model: nn.Module) -> frozenset[str]:

@@ -41,7 +41,7 @@ def dense(inputs: int, outputs: int) -> nn.Sequential:
 
 
 def in_full_precision(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The same function of tensors, computed in float32 at least, also under autocast.
+    """The same function of tensors, computed at least in float32, even under autocast.
 
     Squared distances as |x|^2 - 2 x y + |y|^2 are small differences of large numbers: in bfloat16 nothing is left.
     """

@@ -45,7 +45,7 @@ class Net:
 
     @property
     def classes(self) -> int:
-        """Number of classes the head tells apart."""
+        """Number of classes the head distinguishes."""
         return self.model.classes
 
     @property
@@ -78,7 +78,7 @@ class Net:
         return self._run(part, *arguments)
 
     def entered(self, prefix: int, h: Tensor, like: Tensor) -> Tensor:
-        """Images such as `like` that have come out of the first stages, `prefix` of them, as `h`; for this net only."""
+        """Images such as `like` whose output after the first `prefix` stages is `h`; for this net only."""
         x = PassedImages(like, len(h))
         self.shortcut = Shortcut({}, prefix, lambda other: h if other is x else None)
         return x
@@ -104,7 +104,7 @@ class Net:
         return result
 
     def bound(self, tensors: Mapping[str, Tensor], call: Callable[[], T]) -> T:
-        """What `call` returns while the network's own tensors are these, for instance a stack of many clients'."""
+        """What `call` returns while the network uses these tensors, for instance a stack of many clients' tensors."""
         params, stats = self._params, self._stats
         self._params = {name: tensors[name] for name in params}
         self._stats = {name: tensors[name] for name in stats}
@@ -135,7 +135,7 @@ class Net:
         )
 
     def empty_table(self) -> ClassTable:
-        """Prototypes for this model's features of which none exists yet."""
+        """An empty table of prototypes for this model's features."""
         return ClassTable.empty(self.classes, self.dim, like=next(iter(self._params.values())).detach())
 
     def empty_set(self) -> PrototypeSet:
@@ -153,13 +153,14 @@ class Net:
 
     @contextmanager
     def eval(self) -> Iterator[None]:
-        """Inside: evaluation mode. Afterwards every module is in the mode it had."""
+        """Evaluation mode inside the context; afterwards every module returns to its previous mode."""
         with evaluation_mode(self.model):
             yield
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
-        """Inside: batch statistics are used, but running ones are not updated (for a second pass over a batch)."""
+        """Inside the context, batch statistics are used without updating the running ones (for a second pass over a
+        batch)."""
         norms = [module for module in self.model.modules() if isinstance(module, _NormBase)]
         momenta = [norm.momentum for norm in norms]
         for norm in norms:

@@ -15,7 +15,7 @@ ImageShape = tuple[int, int, int]
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Inside: evaluation mode. Afterwards every module is in the mode it had."""
+    """Evaluation mode inside the context; afterwards every module returns to its previous mode."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -26,7 +26,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 
 class Split(nn.Module):
-    """Named stages run one after the other; the features are what comes out of the stage called `cut`.
+    """Named stages that run one after the other; the features are the output of the stage called `cut`.
 
     Parts (a generator, say) may be attached beside the stages: they are trained, sent and stored with the model, but
     do not run in its chain.
@@ -57,17 +57,17 @@ class Split(nn.Module):
         return {name: self.get_submodule(name) for name in self.stage_names}
 
     def features(self, x: Tensor, cut: str | None = None) -> Tensor:
-        """What comes out of stage `cut` (the model's own cut by default)."""
+        """The output of stage `cut` (the model's own cut by default)."""
         return self.between(x, 0, self.stages_until(cut))
 
     def head(self, h: Tensor, cut: str | None = None) -> Tensor:
-        """Class scores from what came out of stage `cut`."""
+        """Class scores from the output of stage `cut`."""
         return self.between(h, self.stages_until(cut), len(self.stage_names))
 
     def between(
         self, x: Tensor, first: int, end: int, stand_ins: Mapping[str, nn.Module] = MappingProxyType({})
     ) -> Tensor:
-        """What the stages `first` to `end` - 1 make of x; a stand-in replaces its stage."""
+        """The output of the stages `first` to `end` - 1 for x; a stand-in replaces its stage."""
         for name in self.stage_names[first:end]:
             x = (stand_ins.get(name) or self._modules[name])(x)  # type: ignore[misc]
         return x

@@ -31,7 +31,7 @@ class Mismatch(NamedTuple):
 
 @dataclass(frozen=True)
 class WeightsReport:
-    """What a weight file gave to a model; integer buffers count on neither side."""
+    """What a weight file contributed to a model; integer buffers count on neither side."""
 
     path: Path
     loaded: tuple[str, ...]
@@ -40,7 +40,7 @@ class WeightsReport:
     mismatched: tuple[Mismatch, ...]
 
     def summary(self) -> str:
-        """The account in words, one line for each kind of key that did not fit."""
+        """The report in words, one line for each kind of key that did not fit."""
         total = len(self.loaded) + len(self.missing) + len(self.mismatched)
         lines = [f"{self.path.name}: {len(self.loaded)} of {total} tensors loaded"]
         for title, keys in (
@@ -54,7 +54,7 @@ class WeightsReport:
 
 
 def load_weights(model: Split, path: str | Path) -> WeightsReport:
-    """Copy every tensor whose name and shape fit from a .safetensors, .pth or .pt file; all or nothing is copied.
+    """Copy every tensor whose name and shape fit from a .safetensors, .pth or .pt file, all or nothing.
 
     Names may be ours or torchvision's, with or without a leading `module.`; a PyTorch file may hold them under
     `state_dict`. Code inside a file is never run.

@@ -76,7 +76,7 @@ class Message:
 
 
 def encode(record: Record, sender: str, quantiser: Quantiser | None = None) -> Message:
-    """The record as bytes; a value that is not finite is refused in the name of the sender.
+    """The record as bytes; a non-finite value is refused, naming the sender.
 
     A quantiser makes few bits of what is learnt from samples; statistics and counts travel as they are.
     """
@@ -96,7 +96,7 @@ def encode(record: Record, sender: str, quantiser: Quantiser | None = None) -> M
 
 
 def decode(blob: bytes, like: R, sender: str, bits: int | None = None, largest: float = math.inf) -> R:
-    """The record in `blob`, which must have the structure of `like`; anything else is refused by name.
+    """The record in `blob`, which must have the structure of `like`; anything else is refused, naming the field.
 
     `bits` says how many the sender's quantiser left of a number. A number beyond `largest` is refused, too.
     """

@@ -29,7 +29,7 @@ _REACH = 2.0
 
 
 class Robust(ABC):
-    """A rule that makes one value of the values of all clients."""
+    """A rule that combines the values of all clients into one."""
 
     @property
     def reach(self) -> float:
@@ -38,12 +38,12 @@ class Robust(ABC):
 
     @property
     def for_sums(self) -> "Robust":
-        """The rule for sums such as second moments: medians coordinate by coordinate would be moments of nothing."""
+        """The rule for sums such as second moments: coordinate-wise medians would not be moments of anything."""
         return Downweighted(self.reach)
 
     @abstractmethod
     def combine(self, values: Sequence[Pieces]) -> Pieces:
-        """The common value, piece by piece; None where no client has the piece."""
+        """The common value, piece by piece; None if no client has the piece."""
 
     def draw_in(self, values: Sequence[Pieces], apart: bool) -> list[Pieces]:
         """Every client's value, no farther from the others than `reach`; with `apart` piece by piece."""

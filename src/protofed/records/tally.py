@@ -44,7 +44,7 @@ class Tally(Generic[U]):
         self._each: dict[str, dict[str, Any]] = {}
 
     def add(self, client: str, upload: U) -> None:
-        """Take in one client's upload."""
+        """Add one client's upload."""
         self.clients.append(client)
         self._upload = type(upload)
         for name, value in parts_of(upload).items():
@@ -56,23 +56,23 @@ class Tally(Generic[U]):
                 raise TypeError(f"upload field {name!r} must be a Mean or an Each, not {type(value).__name__}")
 
     def end_group(self) -> None:
-        """What is added from now on is added up by itself before it joins the rest."""
+        """From now on, uploads are added up separately before they join the rest."""
         for total in self._sums.values():
             total.end_group()
 
     def sums(self) -> Sums:
-        """What the clients so far add up to, for a tally elsewhere; nothing but `Mean` fields can be told so."""
+        """The sums over the clients so far, for a tally elsewhere; only `Mean` fields can be represented this way."""
         return Sums({name: total.sum() for name, total in self._sums.items()})
 
     def add_group(self, clients: Sequence[str], sums: Sums, like: U) -> None:
-        """Take in clients that were added up elsewhere, of uploads such as `like`."""
+        """Add clients that were added up elsewhere, with uploads such as `like`."""
         self.clients += clients
         self._upload = type(like)
         for name, item in parts_of(like).items():
             self._sums.setdefault(name, self._fold()).add_group(sums.by_field[name], item)
 
     def total(self) -> U:
-        """An upload that holds what the server sees of them all: Means averaged, Eaches by client."""
+        """An upload with what the server sees of all clients: Means averaged, Eaches by client."""
         if self._upload is None:
             raise ValueError("there is no total of no uploads")
         each = {name: self._drawn_in(values) for name, values in self._each.items()}
@@ -103,7 +103,7 @@ def can_be_drawn_in(value: Any) -> bool:
 
 
 def adds_up(upload: Record) -> bool:
-    """Whether nothing but the sum over clients is seen of uploads such as this one."""
+    """Whether only the sum over clients is needed of uploads such as this one."""
     return all(isinstance(value, Mean) for value in parts_of(upload).values())
 
 

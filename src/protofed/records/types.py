@@ -21,7 +21,7 @@ def _travels_as(kind: str) -> Any:
 
 @dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(field, _travels_as))
 class Record:
-    """Base of every message and state: subclasses are frozen dataclasses without writing so."""
+    """Base of every message and state; subclasses become frozen dataclasses automatically."""
 
     #: Fields whose first dimension may differ between two records of the same structure.
     free_rows: ClassVar[frozenset[str]] = frozenset()
@@ -40,11 +40,11 @@ class Record:
         return {entry.name: getattr(self, entry.name) for entry in fields(self)}  # type: ignore[arg-type]
 
     def wire_template(self) -> dict[str, Any]:
-        """What `to_wire` of such a record has, as far as types and shapes go that are not free."""
+        """What `to_wire` of such a record contains, as far as types and shapes are fixed."""
         return self.to_wire()
 
     def from_wire(self, parts: dict[str, Any]) -> "Record":
-        """A record like this one with the given fields; raises ValueError where they contradict each other."""
+        """A record like this one with the given fields; raises ValueError if they contradict each other."""
         return replace(self, **parts)  # type: ignore[type-var]
 
 
@@ -53,7 +53,7 @@ class Nothing(Record):
 
 
 class Weights(Record):
-    """A model's tensors by name: what is learnt, and the running statistics. Integer counters never travel."""
+    """A model's tensors by name: learnt parameters and running statistics. Integer counters are never sent."""
 
     params: dict[str, Tensor] = _travels_as("weights")
     stats: dict[str, Tensor] = _travels_as("other")
@@ -115,7 +115,7 @@ class ClassTable(Record):
 
 
 class NoisedTable(ClassTable):
-    """Class sums under noise: every class has a row, and a count may be any number, below zero, too."""
+    """Class sums under noise: every class has a row, and a count may be any number, even negative."""
 
     free_rows = frozenset()
 
@@ -187,7 +187,7 @@ class Mean(Record, Generic[T]):
     weight: Any = _travels_as("other")
 
     def to_wire(self) -> dict[str, Any]:
-        """The weight as a tensor: a number would count as known to both sides and stay at home."""
+        """The weight as a tensor: a plain number would count as known to both sides and not be sent."""
         return {"value": self.value, "weight": torch.as_tensor(self.weight, dtype=torch.float64)}
 
     def from_wire(self, parts: dict[str, Any]) -> "Mean[T]":

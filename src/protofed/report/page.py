@@ -25,7 +25,7 @@ class Live(NamedTuple):
 
 
 def render(content: ReportContent, live: Live | None = None, with_training_images: bool = False) -> str:
-    """The whole page; pictures of training images are left out unless they are asked for."""
+    """The whole page; pictures of training images are left out unless requested."""
     data = chart_data(content)
     order = {entry["name"]: index for index, entry in enumerate(data["methods"])}
     sections = [*results(content, order), *pictures(content, with_training_images), *about(content)]

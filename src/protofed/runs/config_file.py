@@ -33,7 +33,7 @@ _DEFAULTS = """
 
 
 def read_config(path: str | Path, known: Iterable[str] = Options.model_fields) -> dict[str, Any]:
-    """The options in a file, by the names that `protofed.run` takes; the values are checked there."""
+    """The options in a file, under the names that `protofed.run` takes; `protofed.run` checks the values."""
     try:
         content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as problem:

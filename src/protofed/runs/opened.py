@@ -52,7 +52,7 @@ _MODEL, _PROTOTYPES, _BROADCAST = "model.safetensors", "prototypes.safetensors",
 
 
 class Run:
-    """One run folder: configuration, rounds, summary and model; read when asked for, so that a run can be followed."""
+    """One run folder: configuration, rounds, summary and model, read on demand, so that a run can be followed."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -75,7 +75,7 @@ class Run:
         return self.folder.read_json(_SUMMARY)
 
     def predictions(self) -> KeptPredictions | None:
-        """What the last evaluation predicts for every test image; None for a run that has not kept it."""
+        """The last evaluation's predictions for every test image; None for a run that has not kept them."""
         return self.folder.predictions()
 
     @property
@@ -85,7 +85,7 @@ class Run:
 
     @property
     def complete(self) -> bool:
-        """Whether all rounds are done and summed up."""
+        """Whether all rounds are done and the summary is written."""
         return (self.path / _SUMMARY).exists()
 
     def refuse_unfinished(self) -> None:
@@ -95,7 +95,7 @@ class Run:
 
     @cached_property
     def options(self) -> dict[str, Any]:
-        """The options that would run it again."""
+        """The options that repeat the run."""
         options = self.config.get("options")
         if not isinstance(options, dict):
             raise UserError(f"{self.path / _CONFIG} is damaged: it has no options")
@@ -104,16 +104,16 @@ class Run:
 
     @property
     def seed(self) -> int:
-        """The seed of everything random in it."""
+        """The seed of all its random numbers."""
         return int(self.config["seed"])
 
     @property
     def planned_rounds(self) -> int:
-        """How many rounds it will have when it is complete."""
+        """The number of rounds of the complete run."""
         return len(self.config["plan"]["epochs"])
 
     def refuse_damaged(self) -> None:
-        """Raise where run.json or summary.json lacks what readers expect; lines of rounds.jsonl are always checked."""
+        """Raise if run.json or summary.json lacks what readers expect; lines of rounds.jsonl are always checked."""
         require(self.config, RUN_KEYS, self.path / _CONFIG)
         if self.complete:
             require(self.summary, SUMMARY_KEYS, self.path / _SUMMARY)
@@ -124,7 +124,7 @@ class Run:
         return LockHolder.of(self.path)
 
     def table(self) -> Any:
-        """A row per round with all its figures; a DataFrame where pandas is installed, else a list of dicts."""
+        """A row per round with all its figures; a DataFrame if pandas is installed, else a list of dicts."""
         return frame(run_rows(self))
 
     def plot(self, what: What = "accuracy") -> Drawing:
@@ -138,7 +138,7 @@ class Run:
         return run_html(self)
 
     def model(self) -> Split:
-        """The global model at its final weights."""
+        """The global model with its final weights."""
         path = self.path / _MODEL
         if not path.exists():
             raise _no_global_model(self.path)

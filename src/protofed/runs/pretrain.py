@@ -32,7 +32,7 @@ def pretrain(
             f"{target} is not a .safetensors file; use for example --out {target.stem or 'weights'}.safetensors"
         )
     if target.exists():
-        raise UserError(f"{target} exists already; remove it or give another --out")
+        raise UserError(f"{target} already exists; remove it or give another --out")
     folder = target.with_suffix(".run")
     # An epoch is a round, so that progress shows and an interruption costs an epoch; the optimiser goes on over rounds.
     settings = {**options, "model": model, "rounds": epochs, "epochs": 1}

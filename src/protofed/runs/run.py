@@ -55,7 +55,7 @@ def run(
     """Train a federation; the options are those of `protofed run`, with underscores.
 
     Without `out` the run goes to `runs/NAME`. With `resume` options that are not given are those of the folder; more
-    `rounds` than it was begun with make it go on, where nothing of it depends on their number.
+    `rounds` than it started with extend it, if nothing in it depends on their number.
     """
     given = {"method": method, "data": data, **options}
     given = {name: value for name, value in given.items() if value is not None}

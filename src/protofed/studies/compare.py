@@ -38,18 +38,18 @@ def compare(
     callbacks: Iterable[Any] = (),
     **options: Any,
 ) -> Comparison:
-    """Run every method with every seed, side by side over the cores, and put the results next to each other.
+    """Run every method with every seed, in parallel over the cores, and compare the results.
 
     The options are those of `run`. Finished runs found in `out` are not repeated, unfinished ones are resumed. A
     setting `METHOD.KEY` goes to one method, a plain `KEY` to every method that has such a hyper-parameter. `methods`
-    may also be variants by their labels, each with options of its own: {"no mixup": {"method": "i2pfl", "set": {...}}}.
+    may also map labels to variants, each with its own options: {"no mixup": {"method": "i2pfl", "set": {...}}}.
 
-    Methods are tested against the `baseline`: fedavg where it is compared, else the first. Rounds and bytes are counted
+    Methods are tested against the `baseline`: fedavg if it is among them, else the first. Rounds and bytes are counted
     up to the `target` accuracy, by default the baseline's average. `paper` has published figures as fractions, per
     method an average or {"average": x, DOMAIN: y, ...}, which were measured in `paper_view`.
 
-    With `shard="K/N"` only every N-th run is done here, and the comparison is of all that is complete in the folder.
-    A run that fails does not stop the others: see `Comparison.failures`.
+    With `shard="K/N"` only every N-th run is done here, and the comparison covers all complete runs in the folder.
+    A failing run does not stop the others: see `Comparison.failures`.
     """
     metric = make_options({"metric": options.get("metric") or ACCURACY}).metric
     variants = _variant_options(methods, options)

@@ -89,7 +89,7 @@ class Comparison:
         return Table(title, columns, rows)
 
     def table(self, view: View | None = None) -> Any:
-        """A row per method, accuracies as fractions; a DataFrame where pandas is installed, else a list of dicts."""
+        """A row per method, accuracies as fractions; a DataFrame if pandas is installed, else a list of dicts."""
         return frame(comparison_rows(self, view))
 
     def plot(self, view: View | None = None, by: By = "round") -> Drawing:
@@ -103,7 +103,7 @@ class Comparison:
         return comparison_html(self)
 
     def warnings(self) -> list[str]:
-        """A line for everything that went wrong in a run that has a result."""
+        """A line for every problem in a run that has a result."""
         return [
             f"{name}, seed {warning['seed']}: {line_of(warning)}"
             for name, entry in self.content["methods"].items()
@@ -111,14 +111,14 @@ class Comparison:
         ]
 
     def by_metric(self, view: View) -> Table:
-        """The chosen metric in one view, over images and seeds; empty where no run has kept its predictions."""
+        """The chosen metric in one view, over images and seeds; empty if no run has kept its predictions."""
         metric = find_metric(self.content.get("metric", ACCURACY))
         entries = {name: (entry.get("by_metric") or {}).get(view) for name, entry in self.content["methods"].items()}
         scored = {name: entry for name, entry in entries.items() if entry is not None}
         return metric_table(scored, metric, view, self.content["baseline"])
 
     def convergence(self, view: View) -> Table:
-        """How the runs went, in one view."""
+        """How the runs converged, in one view."""
         rows = [
             [
                 name,
@@ -133,7 +133,7 @@ class Comparison:
         return Table(f"Cost of reaching the target, {view} view, {self.target(view)}", columns, rows)
 
     def target(self, view: View) -> str:
-        """Up to where rounds and bytes are counted."""
+        """The accuracy up to which rounds and bytes are counted."""
         return f"target {percent(self.content['target'][view])} %"
 
     def costs(self) -> Table:

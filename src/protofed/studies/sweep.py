@@ -110,7 +110,7 @@ def sweep(
     callbacks: Iterable[Any] = (),
     **options: Any,
 ) -> Sweep:
-    """Try a method's hyper-parameters, side by side over the cores, and rank them on validation data.
+    """Try a method's hyper-parameters, in parallel over the cores, and rank them on validation data.
 
     `over` has the values of each: {"tau": [0.07, 0.5], "lr": "0.001..0.1:log"}, or the same as KEY=VALUES texts. Keys
     are the method's hyper-parameters, `model.KEY`, `data.KEY` and the options of training. Without `random` every

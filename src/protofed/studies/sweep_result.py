@@ -68,7 +68,7 @@ class Sweep:
         return Table(f"{self._metric.heading} (%) on validation data", ["rank", *keys, "validation", "std"], rows)
 
     def winner(self) -> str:
-        """One line on the best trial and what it does on test data."""
+        """One line on the best trial and its result on test data."""
         best = self.content["best"]
         if best is None:
             return "no winner yet: not all trials are done"

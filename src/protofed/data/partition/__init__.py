@@ -24,7 +24,8 @@ def make_partition(
     holdout: float = 0.2,
     min_size: int | None = None,
 ) -> Partition:
-    """Deal out the training images by a protocol such as `domains`, `leave-out=photo` or `dirichlet=0.3,clients=10`.
+    """Distribute the training images by a protocol such as `domains`, `leave-out=photo` or
+    `dirichlet=0.3,clients=10`.
 
     Domain protocols give every client images of one domain: `fraction` of it or `samples_per_client`, or an even part.
     Label protocols pool all domains and keep `holdout` of each client's share for its personal test; there `fraction`
@@ -44,5 +45,5 @@ def make_partition(
 
 
 def deals_by_label(protocol: str | None) -> bool:
-    """Whether a protocol pools all domains and deals their images out by label."""
+    """Whether a protocol pools all domains and distributes their images by label."""
     return protocol is not None and parse_protocol(protocol).by_label

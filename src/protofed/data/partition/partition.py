@@ -19,7 +19,7 @@ IntArray = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """Sample indices per client into the pooled training set; everything a run needs to know about who has what."""
+    """Sample indices per client into the pooled training set; all a run needs to know about who holds what."""
 
     protocol: str
     clients: tuple[str, ...]

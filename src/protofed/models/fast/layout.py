@@ -26,7 +26,7 @@ _FORMATS = {
 def choose_layout(
     name: str, models: Iterable[nn.Module], dtype: torch.dtype, device: torch.device, autocast: bool = False
 ) -> str:
-    """The layout behind `auto`: in float32 strips for a network that can have them, channels last if it convolves.
+    """The layout behind `auto`: in float32, strips for a network that supports them, channels last if it convolves.
 
     It depends on nothing that differs between machines or runs, so that the same command gives the same bits.
     """
@@ -70,7 +70,7 @@ def _fits_strips(model: nn.Module) -> bool:
 
 
 def laid_out(model: M, layout: str) -> M:
-    """The model itself with its kernels in `layout`; what they are convolved with follows them."""
+    """The model itself with its kernels in `layout`; their inputs follow."""
     for part in _strippable(model):
         part.in_strips = layout == "strips"
     return model.to(memory_format=_FORMATS[layout])  # type: ignore[call-overload, no-any-return]
