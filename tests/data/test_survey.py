@@ -1,6 +1,7 @@
 """A look at data: copies, near copies, shortcuts, the index, the page."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from protofed import UserError
 from protofed.cli import main
 from protofed.data.survey import looks, page, survey
 from protofed.data.survey.findings import hashes, near_pairs
@@ -45,6 +47,24 @@ def test_a_clean_folder_has_no_findings(tmp_path: Path) -> None:
     assert (domain.train_per_class, domain.test_per_class) == ((12, 12), (4, 4))
     assert report.summary.image_shape == (1, 32, 32)
     assert report.sites[0].sizes == {"32x32": 32}
+
+
+def test_a_folder_of_which_nothing_can_be_read(tmp_path: Path) -> None:
+    for part in ("train", "test"):
+        path = tmp_path / "a" / part / "x" / "0.png"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"no image")
+    assert kinds(survey(str(tmp_path))) == ["no-images", "unreadable", "unreadable"]
+
+
+def test_dicom_without_its_extra_is_no_damaged_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be remembered as one, and still be one after the extra was installed."""
+    path = tmp_path / "a" / "x" / "0.dcm"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b" " * 128 + b"DICM")
+    monkeypatch.setitem(sys.modules, "pydicom", None)
+    with pytest.raises(UserError, match=r"needs pydicom.*pip install 'protofed\[dicom\]'"):
+        survey(str(tmp_path))
 
 
 def test_copies_are_told_by_what_they_spoil(tmp_path: Path) -> None:

@@ -5,15 +5,18 @@ import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from protofed import UserError
-from protofed.data.dicom import dicom_header
+from protofed.data.dicom import dicom_values
 from protofed.data.sources.digits import _h5
 from protofed.engines.flower import prepare_flower
 from protofed.explain.plots import draw_curves
 from protofed.guards.accounting import require_opacus
+from protofed.inference import Classifier
+from protofed.inference.export import _to_onnx
 from protofed.runs.tensorboard import TensorBoard
 from protofed.runs.trackers import MLflow, WandB
 
@@ -22,13 +25,14 @@ EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["option
 """Of protofed."""
 NEEDED: dict[str, Callable[[], object]] = {
     "h5py": lambda: _h5(Path("usps.h5")),
-    "pydicom": lambda: dicom_header(Path("image.dcm")),
+    "pydicom": lambda: dicom_values(Path("image.dcm"), 0),
     "matplotlib": lambda: draw_curves({}, [], Path("chart.png")),
     "opacus": require_opacus,
     "tensorboard": TensorBoard,
     "flwr": prepare_flower,
     "mlflow": MLflow,
     "wandb": WandB,
+    "onnxscript": lambda: _to_onnx(cast(Classifier, None), Path("model.onnx")),
 }
 
 

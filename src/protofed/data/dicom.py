@@ -78,9 +78,9 @@ def dicom_header(path: Path) -> DicomHeader:
 
 def dicom_values(path: Path, frame: int) -> tuple[DicomHeader, NDArray[Any]]:
     """One frame as it is to be seen: uint8 [H, W] or [H, W, 3], or float32 [H, W] in stored values where it is deep."""
+    content = _read(path, pixels=True)  # says which extra is missing, where pydicom is
     from pydicom.pixels.utils import pixel_array
 
-    content = _read(path, pixels=True)
     header = _header(content)
     stored = pixel_array(content, index=frame)
     if header.colour:

@@ -46,7 +46,9 @@ class ImageTable:
 
 
 def findings(table: ImageTable) -> list[Problem]:
-    """All that can be said from the table alone."""
+    """All that can be said from the table alone; nothing where no file could be read."""
+    if not table.names:
+        return []
     return [*_copies(table), *_near_copies(table), *_blanks(table), *_shortcuts(table), *_few(table)]
 
 
