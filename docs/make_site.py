@@ -17,6 +17,7 @@ PAGES = (
     "CITATION.cff",
     "docs/*.md",
     "docs/pictures/*",
+    "docs/screenshots/*",
     "docs/results/*",
     "benchmarks/README.md",
     "benchmarks/results/*",
