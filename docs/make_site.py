@@ -16,6 +16,7 @@ PAGES = (
     "LICENSE",
     "CITATION.cff",
     "docs/*.md",
+    "docs/site.*",
     "docs/pictures/*",
     "docs/screenshots/*",
     "docs/results/*",
