@@ -44,11 +44,14 @@ def _shared_noise(prepared: Prepared) -> list[str]:
 
 
 def _own_plan(options: Options, context: RunContext) -> list[str]:
-    """A warning where the method trains by its own plan."""
+    """A warning where the method trains by its own plan, and one exchange is news to who asked for more."""
     if context.plan.epochs == options.training_plan().epochs:
         return []
     if context.plan.epochs == (0,):
-        return [f"{options.method} ends after one exchange, without training"]
+        asked = any(
+            getattr(options, name) != Options.model_fields[name].default for name in ("rounds", "epochs", "plan")
+        )
+        return [f"{options.method} ends after one exchange, without training"] if asked else []
     epochs = ",".join(map(str, context.plan.epochs))
     return [f"{options.method} follows its own plan: {context.plan.rounds} rounds of {epochs} local epochs"]
 

@@ -85,7 +85,7 @@ class DataReport:
     def advice(self) -> list[str]:
         """What to look at before training, the worst first."""
         wrong = self.errors
-        listed = [f"{len(wrong)} problems prevent training on this data; the first: {wrong[0]}"] if wrong else []
+        listed = [_blocked(wrong)] if wrong else []
         for kind in _URGENT:
             listed += [str(problem) for problem in self.problems if problem.kind == kind and problem not in wrong]
         alone = [site.name for site in self.sites if site.split and not site.split["grouped_by"]]
@@ -291,3 +291,9 @@ def _sample_arrays(dataset: Dataset) -> dict[tuple[str, str], list[NDArray[np.ui
             chosen = domain.train.x[places[torch.tensor(_spread(len(places)), dtype=torch.int64)]]
             samples[site, label] = [picture.permute(1, 2, 0).numpy().squeeze() for picture in chosen]
     return samples
+
+
+def _blocked(wrong: Sequence[Problem]) -> str:
+    """How many problems are in the way, and the first of them."""
+    many = "1 problem keeps" if len(wrong) == 1 else f"{len(wrong)} problems keep"
+    return f"{many} this data from being trained on; the first: {wrong[0]}"
