@@ -295,5 +295,5 @@ def _sample_arrays(dataset: Dataset) -> dict[tuple[str, str], list[NDArray[np.ui
 
 def _blocked(wrong: Sequence[Problem]) -> str:
     """How many problems are in the way, and the first of them."""
-    many = "1 problem keeps" if len(wrong) == 1 else f"{len(wrong)} problems keep"
-    return f"{many} this data from being trained on; the first: {wrong[0]}"
+    many = "1 problem prevents" if len(wrong) == 1 else f"{len(wrong)} problems prevent"
+    return f"{many} training on this data; the first: {wrong[0]}"
