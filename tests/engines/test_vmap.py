@@ -97,7 +97,9 @@ def test_the_same_run_twice_gives_the_same_bits(tiny_run: Any, same_results: Any
 
 
 def test_a_method_that_asks_who_it_is_is_refused(tiny_run: Any) -> None:
-    with pytest.raises(UserError, match=r"engine=vmap.*Breaks cannot be trained together.*at\.client.*--engine workers"):
+    with pytest.raises(
+        UserError, match=r"engine=vmap.*Breaks cannot be trained together.*at\.client.*--engine workers"
+    ):
         tiny_run(f"{MISBEHAVING}:Breaks", engine="vmap")
 
 
