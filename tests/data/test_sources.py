@@ -261,7 +261,7 @@ def test_our_own_form_comes_first(tmp_path):
     data = load("digits", data_root=tmp_path)
     assert list(data.domains) == ["usps"]
     assert data.source == "folder digits (npz)"
-    refused("digits", tmp_path, "data.members is a setting of the original files", options={"members": "mnist"})
+    refused("digits", tmp_path, "data.members is a setting for the original files", options={"members": "mnist"})
 
 
 def test_digits_stay_embedded_without_originals(tmp_path):

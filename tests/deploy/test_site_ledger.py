@@ -234,7 +234,7 @@ def test_the_console_says_what_leaves_and_what_is_spent(federation: Federation) 
     uploads = [line for line in said if "an upload of" in line]
     assert [line.partition(":")[0] for line in uploads] == ["round 1", "round 2"]
     assert "epsilon" in uploads[0]
-    assert "2 rounds in total" in uploads[1]
+    assert "2 rounds in all" in uploads[1]
 
 
 def test_a_retried_round_sends_the_same_upload(federation: Federation) -> None:

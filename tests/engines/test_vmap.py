@@ -97,7 +97,9 @@ def test_the_same_run_twice_gives_the_same_bits(tiny_run: Any, same_results: Any
 
 
 def test_a_method_that_asks_who_it_is_is_refused(tiny_run: Any) -> None:
-    with pytest.raises(UserError, match=r"engine=vmap.*Breaks cannot step together.*at\.client.*--engine workers"):
+    with pytest.raises(
+        UserError, match=r"engine=vmap.*Breaks cannot be trained together.*at\.client.*--engine workers"
+    ):
         tiny_run(f"{MISBEHAVING}:Breaks", engine="vmap")
 
 
@@ -109,7 +111,7 @@ def test_a_method_that_looks_at_numbers_is_refused(tiny_run: Any) -> None:
             """Cross-entropy of a batch that has a zero."""
             return super().loss(net, x, y, at) if float(y.sum()) >= 0 else {}
 
-    with registered(Peeks) as name, pytest.raises(UserError, match="Peeks cannot step together"):
+    with registered(Peeks) as name, pytest.raises(UserError, match="Peeks cannot be trained together"):
         tiny_run(name, engine="vmap")
 
 

@@ -158,7 +158,7 @@ def test_snapshots_survive_an_interruption(tiny_run: Any, tmp_path: Path) -> Non
     ("options", "text"),
     [
         ({"snapshot_rounds": "0,x"}, "snapshot_rounds=0,x is not valid"),
-        ({"snapshot_rounds": "5"}, "names round 5, but there are 1"),
+        ({"snapshot_rounds": "5"}, "names round 5, but there are only 1"),
         ({"project": True}, "moves part prototypes, and fedavg has none"),
     ],
 )

@@ -138,7 +138,7 @@ class Overwriting(nn.Module):
 
 @pytest.mark.parametrize(
     ("module", "said"),
-    [(Odd(), "cannot be written as onnx (no onnx for erf)"), (Overwriting(), "onnx differs by")],
+    [(Odd(), "cannot be exported to onnx (no onnx for erf)"), (Overwriting(), "onnx differs by")],
 )
 def test_torch_takes_over_where_onnx_cannot(module: nn.Module, said: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "protofed"):

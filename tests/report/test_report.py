@@ -58,7 +58,7 @@ def test_the_words_name_the_best_and_the_cheapest(compared: Path) -> None:
     content = json.loads((compared / "comparison.json").read_text())["methods"]
     said = " ".join(headline(read(compared)))
     best = max(("fedavg", "i2pfl"), key=lambda name: content[name]["global"]["average"]["mean"])
-    assert f"By the server's model, {best} is best on average" in said
+    assert f"For the server's model, {best} is best on average" in said
     assert "fedproto sends least" in said
 
 

@@ -359,7 +359,7 @@ def test_a_failing_run_does_not_lose_the_others(tiny_data: str, tmp_path: Path, 
         ({"target": 80}, "an accuracy"),
         ({"shard": "3/2"}, "between 1 and N"),
         ({"shard": "one"}, "--shard takes K/N"),
-        ({"seed": 1}, "takes no seed"),
+        ({"seed": 1}, "has no option seed"),
         ({"preset": "nosuch"}, "none of the methods has such a preset"),
     ],
 )
