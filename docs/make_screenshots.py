@@ -50,7 +50,7 @@ COMMANDS = {
     "table/report.html": "report table",
 }
 """What a command makes, and the command."""
-WATCHED = f"run fedavg {DIGITS} --rounds 40 --out watched"
+WATCHED = f"run fedavg {DIGITS} --rounds 200 --out watched"
 PAGES = {
     "comparison": "compared/report.html",
     "run": "run/report.html",
@@ -108,7 +108,7 @@ def main() -> None:
     addresses = {name: (WORK / page).as_uri() for name, page in PAGES.items()}
     check = asked.axe.read_text() if asked.axe else None
     with watched() as address, sync_playwright() as play:
-        addresses["watch"] = address
+        addresses = {"watch": address, **addresses}  # first, while it trains
         browser = play.chromium.launch(executable_path=asked.browser, args=["--no-sandbox"])
         found = [
             line

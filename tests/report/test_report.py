@@ -3,6 +3,7 @@
 import ast
 import base64
 import html
+import io
 import json
 import re
 import shlex
@@ -11,10 +12,12 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 import protofed
 from protofed.cli import main
 from protofed.errors import UserError
+from protofed.pages.elements import sheet
 from protofed.registry import find_method
 from protofed.report import read, render, write_report
 from protofed.report.commands import command
@@ -230,3 +233,28 @@ def test_a_sweep_is_a_page(tmp_path: Path, tiny_data: str) -> None:
     (swept.path / "sweep.json").write_text("[]")
     with pytest.raises(UserError, match="damaged"):
         write_report(swept.path)
+
+
+def test_the_page_says_which_rounds_an_accuracy_is_of(tiny_run) -> None:
+    """Under Metrics stand the final models, which may be far from the mean of the last rounds."""
+    said = "the mean of its last 5 scored rounds"
+    several, single = tiny_run("fedavg", rounds=3, lr=0.5), tiny_run("fedavg", rounds=1)
+    assert several.summary["accuracy"] != several.summary["accuracy_final"]
+    assert said in render(read(several.path))
+    assert said not in render(read(single.path))
+
+
+def test_a_picture_with_words_keeps_a_width_at_which_they_can_be_read() -> None:
+    wide = Image.new("RGB", (1000, 10))
+    file = io.BytesIO()
+    wide.save(file, "PNG")
+    shown = sheet(file.getvalue(), "what it shows", "a label")
+    assert "min-width:720px;max-width:1300px" in shown
+    assert 'class="scroll" tabindex="0" role="group" aria-label="a label"' in shown
+    assert 'alt="what it shows"' in shown
+
+
+def test_one_exchange_is_a_warning_only_to_who_asked_for_more(tiny_run) -> None:
+    warned = tiny_run("fedncm", rounds=3).config["warnings"]
+    assert any("ends after one exchange" in text for text in warned)
+    assert not any("one exchange" in text for text in tiny_run("fedncm", rounds=10).config["warnings"])
