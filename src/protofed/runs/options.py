@@ -105,7 +105,7 @@ class Options(BaseModel):
         None, description="bound and noise what is uploaded, for example clip=1.0,noise=0.5 (see docs/guards.md)"
     )
     robust: str | None = Field(
-        None, description="median | trimmed=0.2 | norm-bound=1: instead of the mean over clients"
+        None, description="median | trimmed=0.2 | norm-bound=1 | krum=0.2: instead of the mean over clients"
     )
     max_share: float | None = Field(
         None, gt=0, lt=1, description="most that one client may count in a mean over clients, for example 0.3"
