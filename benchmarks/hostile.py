@@ -4,7 +4,8 @@
 
 Embedded digits dealt out evenly. The first client attacks from the first round on: it reverses or inflates its change
 of the weights, trains on wrong labels, or sends the prototypes of other classes in place of its own. Of class sums and
-second moments, which are sent once, it sends the reverse, or much more of them than it has.
+second moments, which are sent once, it sends the reverse, or much more of them than it has. Where it is absent the
+others are alone: what they reach is what a rule can keep of the accuracy.
 """
 
 import argparse
@@ -21,7 +22,7 @@ import numpy as np
 import torch
 
 from benchmarks import RESULTS, report, table
-from protofed.clients import Job, Prepared, Result, RunContext, Train, Trained
+from protofed.clients import Failed, Job, Prepared, Result, RunContext, Train, Trained
 from protofed.clients.samples import ClientSamples
 from protofed.engines.loop import LoopEngine
 from protofed.federation import Federation, RoundPolicy, RunFolder
@@ -37,7 +38,7 @@ OPTIONS: dict[str, Any] = {
     "lr": 0.05,
     "set": {"data.holdout": 0},
 }
-RULES = ("none", "median", "trimmed=0.2", "norm-bound=1")
+RULES = ("none", "median", "trimmed=0.2", "norm-bound=1", "krum=0.2")
 METHODS: dict[str, dict[str, str]] = {
     "fedavg": {},
     "fedproto_avg": {"inference": "nearest"},
@@ -60,6 +61,8 @@ class Attack:
     """Who sends what is attacked."""
     tamper: Tamper | None = None
     flips_labels: bool = False
+    absent: bool = False
+    """It sends nothing at all."""
 
 
 def _scaled(factor: float) -> Tamper:
@@ -92,11 +95,13 @@ def _times(factor: float) -> Tamper:
 _ALL = frozenset(METHODS)
 _SUMS = frozenset(_ONE_EXCHANGE)
 HONEST = Attack("honest", _ALL)
+ABSENT = Attack("absent", _ALL, absent=True)
 ATTACKS = (
     HONEST,
+    ABSENT,
     Attack(f"sign flip (change x {_REVERSED:g})", _ALL - _SUMS, _scaled(_REVERSED)),
     Attack(f"scaled update (change x {_INFLATED:g})", _ALL - _SUMS, _scaled(_INFLATED)),
-    Attack("label flip", _ALL - _SUMS, flips_labels=True),
+    Attack("label flip", _ALL, flips_labels=True),
     Attack("prototype swap", _ALL - {"fedavg"}, _swapped),
     Attack(f"sums x {_REVERSED:g}", _SUMS, _times(_REVERSED)),
     Attack(f"sums x {_INFLATED:g}", _SUMS, _times(_INFLATED)),
@@ -129,7 +134,10 @@ class _Infiltrated:
         received = dict(jobs)
         for job, result in self._engine.perform(jobs):
             tamper = self._attack.tamper
-            if tamper and isinstance(job, Train) and job.client == self._hostile and isinstance(result, Trained):
+            hostile = isinstance(job, Train) and job.client == self._hostile
+            if hostile and self._attack.absent:
+                yield job, Failed("it is absent")
+            elif hostile and tamper and isinstance(result, Trained):
                 down = decode(received[job].blob, self._templates.down, "server")
                 yield job, replace(result, blob=self._forged(result.blob, down, tamper))
             else:
@@ -194,6 +202,19 @@ def measure(methods: Sequence[str], seeds: Sequence[int], **options: Any) -> dic
     return measured
 
 
+def _lost(measured: dict[tuple[str, str], dict[str, float]]) -> str:
+    """The most that each rule has lost to an attack, against the plain mean of the others without the attacker."""
+    calm = (HONEST.name, ABSENT.name)
+    lines = []
+    for method in dict.fromkeys(name for name, _ in measured):
+        attacked = {attack: row for (name, attack), row in measured.items() if name == method and attack not in calm}
+        kept = measured[method, ABSENT.name]["none"]
+        worst = {rule: 100 * (kept - min(row[rule] for row in attacked.values())) for rule in RULES[1:]}
+        lines.append([method, *(f"{points:.1f}" for points in worst.values())])
+    what = "Points lost in the worst row, against the plain mean of the other four alone (negative: gained):"
+    return f"{what}\n\n{table(['method', *RULES[1:]], lines)}"
+
+
 def main(arguments: Sequence[str] | None = None) -> dict[tuple[str, str], dict[str, float]]:
     """Measure, print, and on demand write the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.hostile", description=__doc__.splitlines()[0])
@@ -207,7 +228,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[tuple[str, str], dict[s
     seeds = [int(seed) for seed in given.seeds.split(",")]
     measured = measure(given.methods.split(","), seeds, rounds=given.rounds)
     rows = [[*key, *(f"{100 * row[rule]:.1f}" for rule in RULES)] for key, row in measured.items()]
-    text = table(["method", "client 1 of 5", "mean", *RULES[1:]], rows)
+    text = table(["method", "client 1 of 5", "mean", *RULES[1:]], rows) + f"\n\n{_lost(measured)}"
     print(f"\n{text}")
     if given.write:
         chosen = "" if given.methods == ",".join(METHODS) else f" --methods {given.methods}"

@@ -16,14 +16,14 @@ def test_privacy_utility(tmp_path, benchmark) -> None:
     assert (tmp_path / "picture.svg").read_text().startswith("<?xml")
 
 
-@pytest.mark.parametrize("attack", range(5))
+@pytest.mark.parametrize("attack", range(6))
 def test_hostile(attack: int, benchmark) -> None:
     hostile = benchmark("hostile")
     reached = hostile.accuracy("fedproto_avg", hostile.ATTACKS[attack], "median", rounds=1, samples_per_client=20)
     assert 0 <= reached <= 1
 
 
-@pytest.mark.parametrize("rule", ["median", "trimmed=0.2", "norm-bound=1"])
+@pytest.mark.parametrize("rule", ["median", "trimmed=0.2", "norm-bound=1", "krum=0.2"])
 def test_sums_and_second_moments_of_one_client_do_no_harm(rule: str, benchmark) -> None:
     """What it sends would otherwise decide the head alone."""
     hostile, small = benchmark("hostile"), {"samples_per_client": 60}
@@ -38,6 +38,6 @@ def test_an_attack_changes_what_is_averaged(benchmark) -> None:
     hostile = benchmark("hostile")
     small = {"rounds": 2, "samples_per_client": 40}
     honest, attacked = (
-        hostile.accuracy("fedavg", attack, "none", **small) for attack in (hostile.HONEST, hostile.ATTACKS[2])
+        hostile.accuracy("fedavg", attack, "none", **small) for attack in (hostile.HONEST, hostile.ATTACKS[3])
     )
     assert attacked != honest
