@@ -54,7 +54,7 @@ class Torment:
     """Kills sites at random moments, and starts them again; kills the server once and resumes it.
 
     It is paced by rounds: by the clock, a slow machine would see nothing but kills. A site is down from its kill until
-    it has answered again, and no more than `most_down` are at a time, or fall in one round: more than that no secure
+    it is connected again, and no more than `most_down` are at a time, or fall in one round: more than that no secure
     sum survives, by design.
     """
 
@@ -67,13 +67,13 @@ class Torment:
     deeds: list[tuple[int, str]] = field(default_factory=list)
     """What was done while which round was under way."""
     away: list[float] = field(default_factory=list)
-    """Seconds from a kill to the next answer of the same site, less what it was left dead."""
+    """Seconds from a site's start to when it is connected."""
     _plan: list[tuple[int, float]] = field(default_factory=list)
     """Kills to come: after how many rounds, and at which part of the next."""
     _dead: dict[str, float] = field(default_factory=dict)
     """When to start them again."""
     _coming: dict[str, tuple[float, int]] = field(default_factory=dict)
-    """When they were started, and what they had answered by then."""
+    """When they were started, and how often they had been connected by then."""
     _fallen: list[int] = field(default_factory=list)
     """In which rounds."""
     _pace: float = float("inf")
@@ -133,15 +133,15 @@ class Torment:
         for name, when in list(self._dead.items()):
             if time.monotonic() > when:
                 del self._dead[name]
-                self._coming[name] = time.monotonic(), self._answers(name)
+                self._coming[name] = time.monotonic(), self._connections(name)
                 self.federation.start_site(name)
         for name, (started, before) in list(self._coming.items()):
-            if self._answers(name) > before:
+            if self._connections(name) > before:
                 del self._coming[name]
                 self.away.append(time.monotonic() - started)
 
-    def _answers(self, name: str) -> int:
-        return (self.federation.state(name) / "sent.jsonl").read_bytes().count(b"\n")
+    def _connections(self, name: str) -> int:
+        return (self.federation.state(name) / "supernode.log").read_bytes().count(b"SuperNode ID")
 
 
 @contextmanager
@@ -184,10 +184,10 @@ def _summed_up(federation: Loopback, torment: Torment) -> str:
     back, sites, most = sorted(torment.away) or [float("nan")], len(federation.sites), torment.most_down
     return f"""{fallen} kills of sites, one of the server; all {torment.rounds} rounds are complete, and {kept} of
 {sites} sites have kept their final model. Rounds begun again, because too few sites were left: {again}. A site that
-was started again has answered after {back[len(back) // 2]:.1f} s (median; at most {back[-1]:.1f} s).
+was started again is connected after {back[len(back) // 2]:.1f} s (median; at most {back[-1]:.1f} s).
 
 Sites are killed at random moments, at most {most} while a round is under way, and at most {most} are down at
-a time, from their kill until they have answered again: of {sites} sites a secure sum takes {threshold(sites)} to
+a time, from their kill until they are connected again: of {sites} sites a secure sum takes {threshold(sites)} to
 its end, and where fewer are left the round is begun again, by design."""
 
 
