@@ -25,7 +25,7 @@ from benchmarks import RESULTS, report, table
 from protofed.clients import Failed, Job, Prepared, Result, RunContext, Train, Trained
 from protofed.clients.samples import ClientSamples
 from protofed.engines.loop import LoopEngine
-from protofed.federation import Federation, RoundPolicy, RunFolder
+from protofed.federation import Diverged, Federation, RoundPolicy, RunFolder
 from protofed.records import ClassTable, Message, Record, Weights, decode, encode, parts_of
 from protofed.runs.assembly import assemble
 from protofed.runs.options import make_options
@@ -164,14 +164,15 @@ def accuracy(method: str, attack: Attack, rule: str, **options: Any) -> float:
     with tempfile.TemporaryDirectory(prefix="protofed-benchmark-") as temporary:
         folder = RunFolder(Path(temporary) / "run")
         assembly = assemble(make_options(chosen), folder.clients)
-        context = assembly.context
+        prepared, context = assembly.prepared, assembly.context
         hostile = context.partition.clients[0]
         if attack.flips_labels:
-            context = _Poisoned(**{e.name: getattr(context, e.name) for e in fields(context)}, poisoned=hostile)
-        engine = _Infiltrated(assembly.prepared, hostile, attack)
+            known = {field.name: getattr(context, field.name) for field in fields(context)}
+            prepared = replace(prepared, context=_Poisoned(**known, poisoned=hostile))
+        engine = _Infiltrated(prepared, hostile, attack)
         folder.create()
         try:
-            federation = Federation(assembly.prepared, engine, folder, RoundPolicy())
+            federation = Federation(prepared, engine, folder, RoundPolicy())
             return _last_accuracy(federation.rounds())
         finally:
             folder.release()
@@ -180,7 +181,7 @@ def accuracy(method: str, attack: Attack, rule: str, **options: Any) -> float:
 def _last_accuracy(rounds: Iterator[dict[str, Any]]) -> float:
     """After the last round, or after the last one that somebody could train in: an attack may end the federation."""
     last = float("nan")
-    with suppress(RuntimeError):
+    with suppress(RuntimeError, Diverged):
         for record in rounds:
             last = record["accuracy"]["global"]["average"]
     return last

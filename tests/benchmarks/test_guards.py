@@ -2,6 +2,8 @@
 
 import pytest
 
+from protofed.federation import Diverged
+
 
 def test_privacy_utility(tmp_path, benchmark) -> None:
     pytest.importorskip("opacus")
@@ -41,3 +43,29 @@ def test_an_attack_changes_what_is_averaged(benchmark) -> None:
         hostile.accuracy("fedavg", attack, "none", **small) for attack in (hostile.HONEST, hostile.ATTACKS[3])
     )
     assert attacked != honest
+
+
+def test_a_label_flip_is_one(benchmark, monkeypatch: pytest.MonkeyPatch) -> None:
+    hostile = benchmark("hostile")
+    labels = []
+
+    def look(prepared, client, attack):
+        labels.append(prepared.context.samples(client).y.tolist())
+        raise InterruptedError
+
+    monkeypatch.setattr(hostile, "_Infiltrated", look)
+    flip = next(attack for attack in hostile.ATTACKS if attack.flips_labels)
+    for attack in (hostile.HONEST, flip):
+        with pytest.raises(InterruptedError):
+            hostile.accuracy("fedavg", attack, "none", samples_per_client=40)
+    assert labels[1] == [9 - label for label in labels[0]]
+
+
+def test_a_federation_that_an_attack_ends_is_judged_by_its_last_round(benchmark) -> None:
+    hostile = benchmark("hostile")
+
+    def rounds():
+        yield {"accuracy": {"global": {"average": 0.1}}}
+        raise Diverged(2, "the weights of all clients were no longer finite")
+
+    assert hostile._last_accuracy(rounds()) == 0.1
