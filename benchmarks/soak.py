@@ -25,10 +25,12 @@ from protofed.data import Dataset, Domain, Images, load
 from protofed.guards.masking import threshold
 from protofed.seeding import generator
 
-_OPTIONS = ("--model", "lenet5", "--epochs", "2")
+_OPTIONS = ("--model", "lenet5", "--epochs", "8")
+"""A round in which nothing happens takes about as long as a site needs to start, so that kills find sites to kill."""
 _PER_SITE = 200
 _START_SECONDS = 600.0
 _PAUSE = 0.2
+_LONGEST_DEATH = 5.0
 
 
 def many_sites(sites: int) -> Dataset:
@@ -123,7 +125,7 @@ class Torment:
         self._fallen.append(done)
         self.federation.kill(name)
         self._note(done, f"{name} killed")
-        self._dead[name] = time.monotonic() + self.chance.uniform(0, self._pace)
+        self._dead[name] = time.monotonic() + self.chance.uniform(0, _LONGEST_DEATH)
 
     def _note(self, done: int, deed: str) -> None:
         self.deeds.append((done + 1, deed))

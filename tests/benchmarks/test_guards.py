@@ -49,7 +49,7 @@ def test_a_label_flip_is_one(benchmark, monkeypatch: pytest.MonkeyPatch) -> None
     hostile = benchmark("hostile")
     labels = []
 
-    def look(prepared, client, attack):
+    def look(prepared, client, _):
         labels.append(prepared.context.samples(client).y.tolist())
         raise InterruptedError
 
