@@ -30,7 +30,7 @@ _OPTIONS = ("--model", "lenet5", "--epochs", "8")
 _PER_SITE = 200
 _START_SECONDS = 600.0
 _PAUSE = 0.2
-_LONGEST_DEATH = 5.0
+_LONGEST_DEATH = 2.0
 
 
 def many_sites(sites: int) -> Dataset:
@@ -71,21 +71,19 @@ class Torment:
     away: list[float] = field(default_factory=list)
     """Seconds from a site's start to when it is connected."""
     _plan: list[tuple[int, float]] = field(default_factory=list)
-    """Kills to come: after how many rounds, and at which part of the next."""
+    """When a site may be killed: after how many rounds, and at which part of the next."""
     _dead: dict[str, float] = field(default_factory=dict)
     """When to start them again."""
     _coming: dict[str, tuple[float, int]] = field(default_factory=dict)
     """When they were started, and how often they had been connected by then."""
-    _fallen: list[int] = field(default_factory=list)
-    """In which rounds."""
+    _fallen: int = 0
     _pace: float = float("inf")
     """Seconds of the shortest round so far."""
 
     def run(self) -> None:
         """Until the server is done."""
-        slots = [done for done in range(1, self.rounds - 1) for _ in range(self.most_down)]
-        chosen = self.chance.sample(slots, min(self.kills, len(slots)))
-        self._plan = sorted((done, self.chance.random()) for done in chosen)
+        slots = [done for done in range(1, self.rounds) for _ in range(self.most_down)]
+        self._plan = sorted((done, self.chance.random()) for done in slots)
         server_dies, seen, since = self.rounds // 2, 0, time.monotonic()
         while self.federation.runs("server") or self.federation.rounds() < self.rounds:
             time.sleep(_PAUSE)
@@ -110,19 +108,18 @@ class Torment:
         return len(complete)
 
     def _is_due(self, done: int, elapsed: float) -> bool:
-        """Whether it is time for the next kill; one whose time has passed waits for the next round with room for it."""
-        if not self._plan or done >= self.rounds - 1:
+        """Whether it is time for the next kill; one for which there was no room in its round is left out."""
+        self._plan = [(after, part) for after, part in self._plan if after >= done]
+        if self._fallen == self.kills or not self._plan or self._plan[0][0] > done:
             return False
-        after, part = self._plan[0]
-        come = done > after or (done == after and elapsed >= part * self._pace)
-        room = min(self.most_down - len(self._dead) - len(self._coming), self.most_down - self._fallen.count(done))
-        return come and room > 0
+        room = self.most_down - len(self._dead) - len(self._coming)
+        return elapsed >= self._plan[0][1] * self._pace and room > 0
 
     def _kill_a_site(self, done: int) -> None:
         alive = [name for name in self.federation.sites if name not in self._dead and name not in self._coming]
         name = self.chance.choice(alive)
         self._plan.pop(0)
-        self._fallen.append(done)
+        self._fallen += 1
         self.federation.kill(name)
         self._note(done, f"{name} killed")
         self._dead[name] = time.monotonic() + self.chance.uniform(0, _LONGEST_DEATH)
