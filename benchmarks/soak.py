@@ -25,7 +25,7 @@ from protofed.data import Dataset, Domain, Images, load
 from protofed.guards.masking import threshold
 from protofed.seeding import generator
 
-_OPTIONS = ("--model", "lenet5", "--epochs", "8")
+_OPTIONS = ("--model", "lenet5", "--epochs", "12")
 """A round in which nothing happens takes about as long as a site needs to start, so that kills find sites to kill."""
 _PER_SITE = 200
 _START_SECONDS = 600.0
