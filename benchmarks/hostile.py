@@ -1,6 +1,6 @@
 """One hostile client of five: accuracy of the common model with the plain mean and with robust ones.
 
-    python -m benchmarks.hostile [--rounds 8] [--seeds 0,1] [--methods fed3r] [--write]
+    python -m benchmarks.hostile [--rounds 8] [--seeds 0,1] [--methods fed3r] [--keep FILE] [--write]
 
 Embedded digits dealt out evenly. The first client attacks from the first round on: it reverses or inflates its change
 of the weights, trains on wrong labels, or sends the prototypes of other classes in place of its own. Of class sums and
@@ -9,6 +9,7 @@ others are alone: what they reach is what a rule can keep of the accuracy.
 """
 
 import argparse
+import json
 import os
 import tempfile
 import time
@@ -187,7 +188,26 @@ def _last_accuracy(rounds: Iterator[dict[str, Any]]) -> float:
     return last
 
 
-def measure(methods: Sequence[str], seeds: Sequence[int], **options: Any) -> dict[tuple[str, str], dict[str, float]]:
+class Cells:
+    """Accuracies by what was measured, in a file if one is given: what is there is not measured again."""
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+        self._known: dict[str, float] = json.loads(file.read_text()) if file is not None and file.exists() else {}
+
+    def accuracy(self, method: str, attack: Attack, rule: str, seed: int, rounds: int) -> float:
+        """Of one run."""
+        key = f"{method}, {attack.name}, {rule}, seed {seed}, {rounds} rounds"
+        if key not in self._known:
+            self._known[key] = accuracy(method, attack, rule, seed=seed, rounds=rounds)
+            if self._file is not None:
+                self._file.write_text(json.dumps(self._known, indent=2) + "\n")
+        return self._known[key]
+
+
+def measure(
+    methods: Sequence[str], seeds: Sequence[int], rounds: int, cells: Cells
+) -> dict[tuple[str, str], dict[str, float]]:
     """Mean accuracy over the seeds, by method and attack, for each rule."""
     measured = {}
     for method in methods:
@@ -195,7 +215,7 @@ def measure(methods: Sequence[str], seeds: Sequence[int], **options: Any) -> dic
             if method not in attack.methods:
                 continue
             row = {
-                rule: float(np.mean([accuracy(method, attack, rule, seed=seed, **options) for seed in seeds]))
+                rule: float(np.mean([cells.accuracy(method, attack, rule, seed, rounds) for seed in seeds]))
                 for rule in RULES
             }
             measured[method, attack.name] = row
@@ -222,12 +242,13 @@ def main(arguments: Sequence[str] | None = None) -> dict[tuple[str, str], dict[s
     parser.add_argument("--rounds", type=int, default=8, help="rounds of each run (default 8)")
     parser.add_argument("--seeds", default="0,1", help="seeds to average over (default 0,1)")
     parser.add_argument("--methods", default=",".join(METHODS), help=f"default {','.join(METHODS)}")
+    parser.add_argument("--keep", type=Path, help="a file of what is measured, to go on where it was stopped")
     parser.add_argument("--write", action="store_true", help="write the table to benchmarks/results")
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
     start, load = time.perf_counter(), os.getloadavg()[0]
     seeds = [int(seed) for seed in given.seeds.split(",")]
-    measured = measure(given.methods.split(","), seeds, rounds=given.rounds)
+    measured = measure(given.methods.split(","), seeds, given.rounds, Cells(given.keep))
     rows = [[*key, *(f"{100 * row[rule]:.1f}" for rule in RULES)] for key, row in measured.items()]
     text = table(["method", "client 1 of 5", "mean", *RULES[1:]], rows) + f"\n\n{_lost(measured)}"
     print(f"\n{text}")
@@ -239,7 +260,8 @@ def main(arguments: Sequence[str] | None = None) -> dict[tuple[str, str], dict[s
         own = [f"{name} with {key}={value}" for name in methods for key, value in METHODS[name].items()]
         own += [f"{name} in one round" for name in methods if name in _ONE_EXCHANGE]
         how = "; ".join([f"{told}, {given.rounds} rounds", *own])
-        what = f"{how}. Accuracy (%) of the final model, mean of seeds {given.seeds}."
+        goes = " Measured in several goes (--keep); the seconds are those of the last." if given.keep else ""
+        what = f"{how}. Accuracy (%) of the final model, mean of seeds {given.seeds}.{goes}"
         body = f"{what}\n\n{text}"
         name = f"hostile_{given.methods.replace(',', '_')}" if chosen else "hostile"
         (RESULTS / f"{name}.md").write_text(

@@ -125,6 +125,18 @@ def test_what_is_used_client_by_client_is_drawn_in() -> None:
     assert found.model["site-4"].params["w"].tolist() == pytest.approx([-1.2, -1.6])
 
 
+def test_krum_puts_the_mean_of_the_others_in_the_place_of_who_is_left_out() -> None:
+    """What is used client by client: the others' is used as it is, however far apart they are."""
+    honest = [([1.0, 0.0], [0.0, 1.0]), ([2.0, 0.0], [0.0, 4.0]), ([0.0, 1.0], [1.0, 0.0]), ([5.0, 3.0], [3.0, 3.0])]
+    sent = [*(separate(*each) for each in honest), separate([30.0, 40.0], [-30.0, -40.0])]
+    found = total("krum=0.2", *sent)
+    for k, (row, model) in enumerate(honest):
+        assert found.P[f"site-{k}"].rows[0].tolist() == row
+        assert found.model[f"site-{k}"].params["w"].tolist() == model
+    assert found.P["site-4"].rows.tolist() == [pytest.approx([2.0, 1.0]), [0.0, 0.0]]
+    assert found.model["site-4"].params["w"].tolist() == pytest.approx([1.0, 2.0])
+
+
 class Moments(Record):
     gram: Sum[ClassTable]
 

@@ -142,6 +142,20 @@ class MultiKrum(Robust):
             found.append(torch.stack(kept).mean(0) if kept else None)
         return found
 
+    def draw_in(self, values: Sequence[Pieces], apart: bool) -> list[Pieces]:
+        """Values of the chosen clients as they are; in place of the others' the mean of those."""
+        holders = [own for own in values if any(piece is not None for piece in own)]
+        if not holders:
+            return list(values)
+        chosen = {id(holders[place]) for place in self._chosen(holders)}
+        middle = self.combine(holders)
+        return [
+            own
+            if id(own) in chosen
+            else [None if piece is None else mean for piece, mean in zip(own, middle, strict=True)]
+            for own in values
+        ]
+
     def _chosen(self, values: Sequence[Pieces]) -> set[int]:
         clients = len(values)
         cut = min(int(self.share * clients + 1e-9), (clients - 1) // 2)
