@@ -69,3 +69,18 @@ def test_a_federation_that_an_attack_ends_is_judged_by_its_last_round(benchmark)
         raise Diverged(2, "the weights of all clients were no longer finite")
 
     assert hostile._last_accuracy(rounds()) == 0.1
+
+
+def test_what_was_measured_is_kept(tmp_path, benchmark, monkeypatch: pytest.MonkeyPatch) -> None:
+    hostile = benchmark("hostile")
+    asked = []
+
+    def accuracy(method, *_, **__):
+        asked.append(method)
+        return 0.5
+
+    monkeypatch.setattr(hostile, "accuracy", accuracy)
+    for seed in (0, 0, 1):
+        cells = hostile.Cells(tmp_path / "cells.json")
+        assert cells.accuracy("fedavg", hostile.HONEST, "median", seed, 8) == 0.5
+    assert len(asked) == 2
