@@ -1,13 +1,15 @@
 """One hostile client of five: accuracy of the common model with the plain mean and with robust ones.
 
-    python -m benchmarks.hostile [--rounds 8] [--seeds 0,1] [--methods fed3r] [--write]
+    python -m benchmarks.hostile [--rounds 8] [--seeds 0,1] [--methods fed3r] [--keep FILE] [--write]
 
 Embedded digits dealt out evenly. The first client attacks from the first round on: it reverses or inflates its change
 of the weights, trains on wrong labels, or sends the prototypes of other classes in place of its own. Of class sums and
-second moments, which are sent once, it sends the reverse, or much more of them than it has.
+second moments, which are sent once, it sends the reverse, or much more of them than it has. Where it is absent the
+others are alone: what they reach is what a rule can keep of the accuracy.
 """
 
 import argparse
+import json
 import os
 import tempfile
 import time
@@ -21,10 +23,10 @@ import numpy as np
 import torch
 
 from benchmarks import RESULTS, report, table
-from protofed.clients import Job, Prepared, Result, RunContext, Train, Trained
+from protofed.clients import Failed, Job, Prepared, Result, RunContext, Train, Trained
 from protofed.clients.samples import ClientSamples
 from protofed.engines.loop import LoopEngine
-from protofed.federation import Federation, RoundPolicy, RunFolder
+from protofed.federation import Diverged, Federation, RoundPolicy, RunFolder
 from protofed.records import ClassTable, Message, Record, Weights, decode, encode, parts_of
 from protofed.runs.assembly import assemble
 from protofed.runs.options import make_options
@@ -37,7 +39,7 @@ OPTIONS: dict[str, Any] = {
     "lr": 0.05,
     "set": {"data.holdout": 0},
 }
-RULES = ("none", "median", "trimmed=0.2", "norm-bound=1")
+RULES = ("none", "median", "trimmed=0.2", "norm-bound=1", "krum=0.2")
 METHODS: dict[str, dict[str, str]] = {
     "fedavg": {},
     "fedproto_avg": {"inference": "nearest"},
@@ -60,6 +62,8 @@ class Attack:
     """Who sends what is attacked."""
     tamper: Tamper | None = None
     flips_labels: bool = False
+    absent: bool = False
+    """It sends nothing at all."""
 
 
 def _scaled(factor: float) -> Tamper:
@@ -92,11 +96,13 @@ def _times(factor: float) -> Tamper:
 _ALL = frozenset(METHODS)
 _SUMS = frozenset(_ONE_EXCHANGE)
 HONEST = Attack("honest", _ALL)
+ABSENT = Attack("absent", _ALL, absent=True)
 ATTACKS = (
     HONEST,
+    ABSENT,
     Attack(f"sign flip (change x {_REVERSED:g})", _ALL - _SUMS, _scaled(_REVERSED)),
     Attack(f"scaled update (change x {_INFLATED:g})", _ALL - _SUMS, _scaled(_INFLATED)),
-    Attack("label flip", _ALL - _SUMS, flips_labels=True),
+    Attack("label flip", _ALL, flips_labels=True),
     Attack("prototype swap", _ALL - {"fedavg"}, _swapped),
     Attack(f"sums x {_REVERSED:g}", _SUMS, _times(_REVERSED)),
     Attack(f"sums x {_INFLATED:g}", _SUMS, _times(_INFLATED)),
@@ -129,7 +135,10 @@ class _Infiltrated:
         received = dict(jobs)
         for job, result in self._engine.perform(jobs):
             tamper = self._attack.tamper
-            if tamper and isinstance(job, Train) and job.client == self._hostile and isinstance(result, Trained):
+            hostile = isinstance(job, Train) and job.client == self._hostile
+            if hostile and self._attack.absent:
+                yield job, Failed("it is absent")
+            elif hostile and tamper and isinstance(result, Trained):
                 down = decode(received[job].blob, self._templates.down, "server")
                 yield job, replace(result, blob=self._forged(result.blob, down, tamper))
             else:
@@ -156,14 +165,15 @@ def accuracy(method: str, attack: Attack, rule: str, **options: Any) -> float:
     with tempfile.TemporaryDirectory(prefix="protofed-benchmark-") as temporary:
         folder = RunFolder(Path(temporary) / "run")
         assembly = assemble(make_options(chosen), folder.clients)
-        context = assembly.context
+        prepared, context = assembly.prepared, assembly.context
         hostile = context.partition.clients[0]
         if attack.flips_labels:
-            context = _Poisoned(**{e.name: getattr(context, e.name) for e in fields(context)}, poisoned=hostile)
-        engine = _Infiltrated(assembly.prepared, hostile, attack)
+            known = {field.name: getattr(context, field.name) for field in fields(context)}
+            prepared = replace(prepared, context=_Poisoned(**known, poisoned=hostile))
+        engine = _Infiltrated(prepared, hostile, attack)
         folder.create()
         try:
-            federation = Federation(assembly.prepared, engine, folder, RoundPolicy())
+            federation = Federation(prepared, engine, folder, RoundPolicy())
             return _last_accuracy(federation.rounds())
         finally:
             folder.release()
@@ -172,13 +182,32 @@ def accuracy(method: str, attack: Attack, rule: str, **options: Any) -> float:
 def _last_accuracy(rounds: Iterator[dict[str, Any]]) -> float:
     """After the last round, or after the last one that somebody could train in: an attack may end the federation."""
     last = float("nan")
-    with suppress(RuntimeError):
+    with suppress(RuntimeError, Diverged):
         for record in rounds:
             last = record["accuracy"]["global"]["average"]
     return last
 
 
-def measure(methods: Sequence[str], seeds: Sequence[int], **options: Any) -> dict[tuple[str, str], dict[str, float]]:
+class Cells:
+    """Accuracies by what was measured, in a file if one is given: what is there is not measured again."""
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+        self._known: dict[str, float] = json.loads(file.read_text()) if file is not None and file.exists() else {}
+
+    def accuracy(self, method: str, attack: Attack, rule: str, seed: int, rounds: int) -> float:
+        """Of one run."""
+        key = f"{method}, {attack.name}, {rule}, seed {seed}, {rounds} rounds"
+        if key not in self._known:
+            self._known[key] = accuracy(method, attack, rule, seed=seed, rounds=rounds)
+            if self._file is not None:
+                self._file.write_text(json.dumps(self._known, indent=2) + "\n")
+        return self._known[key]
+
+
+def measure(
+    methods: Sequence[str], seeds: Sequence[int], rounds: int, cells: Cells
+) -> dict[tuple[str, str], dict[str, float]]:
     """Mean accuracy over the seeds, by method and attack, for each rule."""
     measured = {}
     for method in methods:
@@ -186,12 +215,25 @@ def measure(methods: Sequence[str], seeds: Sequence[int], **options: Any) -> dic
             if method not in attack.methods:
                 continue
             row = {
-                rule: float(np.mean([accuracy(method, attack, rule, seed=seed, **options) for seed in seeds]))
+                rule: float(np.mean([cells.accuracy(method, attack, rule, seed, rounds) for seed in seeds]))
                 for rule in RULES
             }
             measured[method, attack.name] = row
             print(method, attack.name, {rule: f"{100 * value:.1f}" for rule, value in row.items()}, flush=True)
     return measured
+
+
+def _lost(measured: dict[tuple[str, str], dict[str, float]]) -> str:
+    """The most that each rule has lost to an attack, against the plain mean of the others without the attacker."""
+    calm = (HONEST.name, ABSENT.name)
+    lines = []
+    for method in dict.fromkeys(name for name, _ in measured):
+        attacked = {attack: row for (name, attack), row in measured.items() if name == method and attack not in calm}
+        kept = measured[method, ABSENT.name]["none"]
+        worst = {rule: 100 * (kept - min(row[rule] for row in attacked.values())) for rule in RULES[1:]}
+        lines.append([method, *(f"{points:.1f}" for points in worst.values())])
+    what = "Points lost in the worst row, against the plain mean of the other four alone (negative: gained):"
+    return f"{what}\n\n{table(['method', *RULES[1:]], lines)}"
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[tuple[str, str], dict[str, float]]:
@@ -200,14 +242,15 @@ def main(arguments: Sequence[str] | None = None) -> dict[tuple[str, str], dict[s
     parser.add_argument("--rounds", type=int, default=8, help="rounds of each run (default 8)")
     parser.add_argument("--seeds", default="0,1", help="seeds to average over (default 0,1)")
     parser.add_argument("--methods", default=",".join(METHODS), help=f"default {','.join(METHODS)}")
+    parser.add_argument("--keep", type=Path, help="a file of what is measured, to go on where it was stopped")
     parser.add_argument("--write", action="store_true", help="write the table to benchmarks/results")
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
     start, load = time.perf_counter(), os.getloadavg()[0]
     seeds = [int(seed) for seed in given.seeds.split(",")]
-    measured = measure(given.methods.split(","), seeds, rounds=given.rounds)
+    measured = measure(given.methods.split(","), seeds, given.rounds, Cells(given.keep))
     rows = [[*key, *(f"{100 * row[rule]:.1f}" for rule in RULES)] for key, row in measured.items()]
-    text = table(["method", "client 1 of 5", "mean", *RULES[1:]], rows)
+    text = table(["method", "client 1 of 5", "mean", *RULES[1:]], rows) + f"\n\n{_lost(measured)}"
     print(f"\n{text}")
     if given.write:
         chosen = "" if given.methods == ",".join(METHODS) else f" --methods {given.methods}"
@@ -217,7 +260,8 @@ def main(arguments: Sequence[str] | None = None) -> dict[tuple[str, str], dict[s
         own = [f"{name} with {key}={value}" for name in methods for key, value in METHODS[name].items()]
         own += [f"{name} in one round" for name in methods if name in _ONE_EXCHANGE]
         how = "; ".join([f"{told}, {given.rounds} rounds", *own])
-        what = f"{how}. Accuracy (%) of the final model, mean of seeds {given.seeds}."
+        goes = " Measured in several goes (--keep); the seconds are those of the last." if given.keep else ""
+        what = f"{how}. Accuracy (%) of the final model, mean of seeds {given.seeds}.{goes}"
         body = f"{what}\n\n{text}"
         name = f"hostile_{given.methods.replace(',', '_')}" if chosen else "hostile"
         (RESULTS / f"{name}.md").write_text(

@@ -13,8 +13,8 @@ import pytest
 pytest.importorskip("flwr")
 
 from protofed.deploy import superlink
-from protofed.deploy.superlink import Arrivals, HoldMiddleware, KeptNodes
-from protofed.engines.flower import prepare_flower
+from protofed.deploy.superlink import Arrivals, HoldMiddleware, KeptNodes, OpenQuestions
+from protofed.engines.flower import prepare_flower, to_record_dict
 
 NODE_PULL, REPLY_PULL = "/v1/fleet/pull-messages", "/v1/runtime/pull-messages"
 
@@ -71,6 +71,127 @@ def test_a_node_that_was_killed_is_let_in_again_at_once(tmp_path: Path) -> None:
     assert [node.status for node in state.get_node_info()] == ["online"]
     state.delete_node("us", node_id)
     assert not state.activate_node(node_id, 30)
+
+
+class Link:
+    """Flower's own state as our SuperLink has it, with one node, and a run in which it is asked and answers."""
+
+    def __init__(self, folder: Path) -> None:
+        self.state = in_memory_state()
+        questions = OpenQuestions(self.state)
+        KeptNodes(self.state, folder / "nodes.json", questions.ask_again)
+        Arrivals(self.state)
+        self.node = self.state.create_node("us", "us", b"key", 0, name="north")
+        self.state.activate_node(self.node, 10)
+        self.state.federation_manager.exists = lambda _: True
+        self.state.run_ids[1] = SimpleNamespace(run=SimpleNamespace(federation_id="ours", primary_task_id=1))
+        self.state._is_finished_run = lambda _: False
+
+    def ask(self) -> Any:
+        """The server's question, with all its parts."""
+        from flwr.app import Message
+        from flwr.common.constant import SUPERLINK_NODE_ID
+        from flwr.supercore.task_identity import TaskIdentity
+
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, SUPERLINK_NODE_ID, 1
+        question = Message(to_record_dict(b"a question"), self.node, "train", ttl=60.0)
+        question.metadata.__dict__["_message_id"] = question.object_id
+        self.send(question, parts=99)
+        return question
+
+    def answer(self, question: Any, parts: int = 99) -> None:
+        """The node's answer, or only some of its parts."""
+        from flwr.app import Message
+
+        answer = Message(to_record_dict(b"an answer"), reply_to=question)
+        answer.metadata.__dict__["_src_node_id"] = self.node
+        answer.metadata.__dict__["_message_id"] = answer.object_id
+        self.send(answer, parts)
+
+    def send(self, message: Any, parts: int) -> None:
+        from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+
+        session = self.state.start_session(1)
+        stored, _ = self.state.store_message_and_object_tree(message, get_object_tree(message), session)
+        assert stored
+        for name, part in list(get_all_nested_objects(message).items())[:parts]:
+            self.state.store_object(1, session, name, part.deflate())
+
+    def fetched(self) -> list[str]:
+        """What the node is given, which it acknowledges."""
+        fetched = self.state.get_message_ins(self.node, limit=1)
+        OpenQuestions.keep_after_receipt(request=None, state=self.state, store=self.state.object_store)
+        for message in fetched:  # with all that is in it
+            assert self.state.object_store.get(message.metadata.message_id)
+        return [message.metadata.message_id for message in fetched]
+
+    def replies(self, question: Any) -> list[Any]:
+        """What the server is given, as Flower's handler does it."""
+        replies = self.state.get_message_res({question.metadata.message_id}, 1)
+        self.state.delete_messages({reply.metadata.reply_to_message_id for reply in replies})
+        return list(replies)
+
+
+@pytest.fixture
+def link(tmp_path: Path) -> Link:
+    return Link(tmp_path)
+
+
+def test_what_a_killed_node_was_at_work_on_is_handed_out_to_it_again(link: Link) -> None:
+    question = link.ask()
+    assert link.fetched() == [question.metadata.message_id]
+    assert link.fetched() == []
+    link.state.activate_node(link.node, 10)  # as a node does when it is started
+    assert link.fetched() == [question.metadata.message_id]
+    link.answer(question)
+    (reply,) = link.replies(question)
+    assert not reply.has_error()
+    assert not link.state.message_ins_store
+
+
+def test_an_answer_that_was_cut_off_is_asked_for_again(link: Link) -> None:
+    question = link.ask()
+    link.fetched()
+    link.answer(question, parts=1)
+    assert link.replies(question) == []  # half of it would hold up whoever waits for the rest
+    link.state.activate_node(link.node, 10)
+    assert link.fetched() == [question.metadata.message_id]
+    link.answer(question)
+    assert [reply.has_error() for reply in link.replies(question)] == [False]
+
+
+def test_an_answer_that_is_there_is_not_asked_for_again(link: Link) -> None:
+    question = link.ask()
+    link.fetched()
+    link.answer(question)
+    link.state.activate_node(link.node, 10)
+    assert link.fetched() == []
+    assert len(link.replies(question)) == 1
+
+
+@pytest.mark.parametrize("parts", [0, 1])
+def test_a_node_that_stays_away_is_waited_for_no_longer(link: Link, parts: int) -> None:
+    question = link.ask()
+    link.fetched()
+    if parts:
+        link.answer(question, parts)
+    assert link.replies(question) == []
+    link.state.nodes[link.node].online_until = 0.0
+    (reply,) = link.replies(question)
+    assert reply.has_error()
+    link.state.activate_node(link.node, 10)
+    assert link.fetched() == []  # it comes too late for that
+
+
+def test_nothing_is_kept_of_what_is_answered(link: Link) -> None:
+    """The SuperLink has messages in memory: what stays there of each round would add up."""
+    for _ in range(3):
+        question = link.ask()
+        link.fetched()
+        link.answer(question)
+        (reply,) = link.replies(question)
+        link.state.object_store.delete(reply.metadata.message_id)  # the server's receipt
+        assert len(link.state.object_store) == 0
 
 
 class Mailbox:

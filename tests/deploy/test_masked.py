@@ -1,7 +1,9 @@
 """Secure sums in a deployment: what the server gets, who may drop out when, and what sites refuse."""
 
 import json
+import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +169,33 @@ def test_too_few_left_to_unmask_is_made_up_for_by_the_same_sites(five: Federatio
     assert all(line["events"] == [] for line in deployed.rounds)
     alone = in_one_process(five, "fedavg", "alone", guard=SECURE)
     assert results_of(deployed.path)["model.safetensors"] == results_of(alone.path)["model.safetensors"]
+
+
+def test_a_round_is_begun_again_when_those_are_back_whom_it_needs(
+    five: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of five are restarted before they unmask. The second try is the last, so it must not come too early."""
+    monkeypatch.setattr("protofed.deploy.server._PAUSE", 0.05)
+    monkeypatch.setattr("protofed.deploy.server._TRIES", 2)
+    gone = {"b", "d"}
+
+    def comes_back(name: str) -> None:
+        five.online.add(name)
+
+    def killed(name: str, envelope: bytes, answer: Answer) -> bytes | None:
+        asked = stage_in(envelope)
+        if asked is not None and asked.stage == "unmask" and name in gone:
+            gone.discard(name)
+            five.online.discard(name)
+            threading.Timer(1.0, comes_back, [name]).start()
+        if name not in five.online:
+            raise ConnectionError
+        return answer(envelope)
+
+    for name in sorted(gone):
+        five.between(name, partial(killed, name))
+    run = five.run("fedavg", guard=SECURE, limits=WaitLimits(round_timeout=5.0, wait=60.0, min_sites=4))
+    assert all(line["events"] == [] for line in run.rounds)
 
 
 def test_a_sum_of_too_few_is_not_unmasked_so_that_more_can_come(five: Federation) -> None:

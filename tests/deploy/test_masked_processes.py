@@ -180,8 +180,9 @@ def test_a_site_is_killed_at_each_stage(deployment: Any, tmp_path: Path) -> None
     died = {stage: int((tmp_path / f"died-{stage}").read_text()) for stage in stages}
     assert len(set(died.values())) == len(stages)
     for stage, round in died.items():
-        # Whoever has sent its numbers is in the sum.
-        assert left_out[round] == (set() if stage == "unmask" else {f"{victim}-0"}), (stage, left_out)
+        # Whoever has sent its numbers is in the sum; whoever is back before it counts as gone trains after all.
+        possible = {"unmask": [set()], "train": [set(), {f"{victim}-0"}]}.get(stage, [{f"{victim}-0"}])
+        assert left_out[round] in possible, (stage, left_out)
 
 
 @pytest.mark.slow

@@ -47,14 +47,36 @@ def test_by_hand() -> None:
     assert numbers("norm-bound=3", values) == pytest.approx(3.0 + (-2 - 1 + 0 + 1 + 3) / 5)
 
 
-@pytest.mark.parametrize("rule", ["median", "trimmed=0.2", "norm-bound=1"])
+def test_krum_by_hand() -> None:
+    """Two nearest of five, squared distances: 1 + 4, 1 + 1, 1 + 1, 1 + 4 and 96 x 96 + 97 x 97: the last one goes."""
+    assert numbers("krum=0.2", [1.0, 2.0, 3.0, 4.0, 100.0]) == pytest.approx(2.5)
+    assert numbers("krum=0.1", [1.0, 2.0, 3.0, 4.0, 100.0]) == pytest.approx(22.0)  # of five, nobody
+    # Of six two go, each judged by two: 2.5 is next to two others, 10 and 12 have but one.
+    assert numbers("krum=0.34", [1.0, 2.0, 2.5, 4.0, 10.0, 12.0]) == pytest.approx((1 + 2 + 2.5 + 4) / 4)
+
+
+def test_krum_leaves_a_client_out_as_a_whole() -> None:
+    """Where most of its value is like the others' it is still the odd one, and no part of it is left."""
+    sent = [upload(torch.tensor([1.0 + k / 100, 5.0]), torch.zeros(1, 1), [0.0]) for k in range(4)]
+    lie = upload(torch.tensor([1.3, -50.0]), torch.zeros(1, 1), [0.0])
+    assert total("krum=0.2", *sent, lie).weights.params["w"].tolist() == pytest.approx([1.015, 5.0])
+
+
+def test_krum_keeps_a_class_that_only_those_left_out_hold() -> None:
+    value = torch.zeros(1)
+    alike = [upload(value, torch.tensor([[1.0 + k / 100], [0.0]]), [2.0, 0.0]) for k in range(4)]
+    found = total("krum=0.2", *alike, upload(value, torch.tensor([[9.0], [7.0]]), [2.0, 3.0]))
+    assert found.P.rows[:, 0].tolist() == pytest.approx([1.015, 7.0])
+
+
+@pytest.mark.parametrize("rule", ["median", "trimmed=0.2", "norm-bound=1", "krum=0.2"])
 def test_one_of_five_cannot_move_it_far(rule: str) -> None:
     honest = [1.0, 1.1, 0.9, 1.05]
     for lie in (-1e9, 1e9):
         assert 0.8 < numbers(rule, [*honest, lie], [1.0, 1.0, 1.0, 1.0, 1e9]) < 1.2
 
 
-@pytest.mark.parametrize("rule", ["median", "trimmed=0.2", "norm-bound=1"])
+@pytest.mark.parametrize("rule", ["median", "trimmed=0.2", "norm-bound=1", "krum=0.2"])
 def test_what_all_agree_on_stays(rule: str) -> None:
     one = upload(torch.tensor([1.0, -2.0]), torch.tensor([[3.0, 4.0], [0.0, 0.0]]), [5.0, 0.0])
     found = total(rule, one, one, one)
@@ -103,11 +125,23 @@ def test_what_is_used_client_by_client_is_drawn_in() -> None:
     assert found.model["site-4"].params["w"].tolist() == pytest.approx([-1.2, -1.6])
 
 
+def test_krum_puts_the_mean_of_the_others_in_the_place_of_who_is_left_out() -> None:
+    """What is used client by client: the others' is used as it is, however far apart they are."""
+    honest = [([1.0, 0.0], [0.0, 1.0]), ([2.0, 0.0], [0.0, 4.0]), ([0.0, 1.0], [1.0, 0.0]), ([5.0, 3.0], [3.0, 3.0])]
+    sent = [*(separate(*each) for each in honest), separate([30.0, 40.0], [-30.0, -40.0])]
+    found = total("krum=0.2", *sent)
+    for k, (row, model) in enumerate(honest):
+        assert found.P[f"site-{k}"].rows[0].tolist() == row
+        assert found.model[f"site-{k}"].params["w"].tolist() == model
+    assert found.P["site-4"].rows.tolist() == [pytest.approx([2.0, 1.0]), [0.0, 0.0]]
+    assert found.model["site-4"].params["w"].tolist() == pytest.approx([1.0, 2.0])
+
+
 class Moments(Record):
     gram: Sum[ClassTable]
 
 
-@pytest.mark.parametrize("rule", ["median", "trimmed=0.2", "norm-bound=1"])
+@pytest.mark.parametrize("rule", ["median", "trimmed=0.2", "norm-bound=1", "krum=0.2"])
 def test_one_of_five_cannot_move_a_second_moment(rule: str) -> None:
     """What the closed-form heads are computed from: G / n and n, of which the server sees the sum."""
     honest = [
@@ -129,7 +163,7 @@ def test_second_moments_are_drawn_in_as_a_whole(rule: str) -> None:
     assert torch.allclose(mean, torch.eye(3, dtype=mean.dtype) * 4 / 3)
 
 
-@pytest.mark.parametrize("rule", ["median", "trimmed=0.2", "norm-bound=1"])
+@pytest.mark.parametrize("rule", ["median", "trimmed=0.2", "norm-bound=1", "krum=0.2"])
 def test_a_second_moment_under_attack_is_still_one(rule: str) -> None:
     """Four honest sites and one that sends the reverse: no eigenvalue may turn negative, the smallest decides most."""
     rng = torch.Generator().manual_seed(0)
@@ -156,7 +190,9 @@ def test_types_are_kept() -> None:
     assert total("norm-bound=1", one, one).weights.params["w"].dtype == torch.float32
 
 
-@pytest.mark.parametrize("text", ["mode", "median=1", "trimmed=0.5", "trimmed=x", "norm-bound=0", "norm-bound=inf", ""])
+@pytest.mark.parametrize(
+    "text", ["mode", "median=1", "trimmed=0.5", "trimmed=x", "norm-bound=0", "norm-bound=inf", "krum=0.5", ""]
+)
 def test_other_rules_are_refused(text: str) -> None:
     with pytest.raises(UserError, match=r"robust=.*(median, trimmed|takes a)"):
         parse_robust(text)

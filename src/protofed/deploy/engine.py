@@ -2,7 +2,7 @@
 
 import hashlib
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -172,6 +172,14 @@ class SitesEngine:
     def must_repeat(self, round: int) -> bool:
         """Whether a round was to be unmasked before, so that it can only be begun again with the very same sites."""
         return self._unmasked.survivors(round) is not None
+
+    def missing_for(self, round: int, online: Collection[str], fewest: int) -> str | None:
+        """Who must be connected before a round is worth another try, in words; None where nobody is missing."""
+        bound = self._unmasked.survivors(round)
+        if bound is not None:
+            return ", ".join(sorted(bound - set(online))) or None
+        here = len(self.nodes.keys() & set(online))
+        return None if here >= fewest else f"{fewest - here} more of {', '.join(sorted(self.nodes))}"
 
     def _ask_stage(self, bodies: Mapping[str, bytes], timeout: float) -> Iterator[tuple[str, bytes | Failed]]:
         requests = {}

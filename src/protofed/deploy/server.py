@@ -20,6 +20,7 @@ from protofed.deploy.requests import OpenRequests
 from protofed.errors import BadMessage, UserError
 from protofed.federation import Diverged, Federation, RunFolder, TooFewClients
 from protofed.guards import parse_guard
+from protofed.guards.masking import FEWEST
 from protofed.metrics import ACCURACY
 from protofed.records import encode
 from protofed.runs.assembly import Assembly, assemble, resolved
@@ -219,7 +220,7 @@ class _Server:
 
     def _ask_hello(self, names: Sequence[str]) -> dict[str, Hello]:
         """What those of them that are connected say of themselves; of the others, and of nonsense, it is told here."""
-        online = {node.name for node in self._link.nodes() if node.online}
+        online = self._online()
         hellos: dict[str, Hello] = {}
         for name, reply in self._engine.ask({n: SiteRequest("hello") for n in names if n in online}, _HELLO_SECONDS):
             problem = reply.reason if isinstance(reply, Failed) else refusal_in(reply, name)
@@ -308,6 +309,7 @@ class _Server:
                     ) from None
                 log.warning("%s; trying again", reason)
                 time.sleep(_PAUSE * tries)
+                self._wait_for_enough(federation.rounds_done)
                 continue
             tries = 0
             self._remember(self._terms.census)
@@ -316,6 +318,20 @@ class _Server:
         self._add_late(federation)
         if self._limits.stay is None:
             self._finish_run(federation)
+
+    def _wait_for_enough(self, round: int) -> None:
+        """Until so many are connected that a round may come about: without them, trying again is in vain."""
+        secure = parse_guard(self._options.guard).secure
+        fewest = max(self._limits.min_sites or 1, FEWEST if secure else 1)
+        deadline, said = time.monotonic() + self._limits.wait, False
+        while (missing := self._engine.missing_for(round, self._online(), fewest)) and time.monotonic() < deadline:
+            if not said:
+                log.warning("waiting for %s", missing)
+                said = True
+            time.sleep(_PAUSE)
+
+    def _online(self) -> set[str]:
+        return {node.name for node in self._link.nodes() if node.online}
 
     def _update_members(self, federation: Federation) -> None:
         """Shut out sites whose key was revoked, and let in those that come late."""

@@ -8,7 +8,8 @@ Messages are in memory: in Flower's database a request costs three times as much
 with it anyhow. Who is a member, and who was one, is kept in a file (`KeptNodes`).
 
 Whoever asks for a message that is not there yet is answered when it is, or after two seconds (`HoldMiddleware`), so
-that nobody has to ask again and again.
+that nobody has to ask again and again. What a node was at work on when it was killed is handed out to it again when it
+is back (`OpenQuestions`), so that nobody waits for an answer that will not come.
 
 It is run by its file and imports nothing of protofed, so that a process that only carries messages does not load
 PyTorch. What it takes from Flower's inside is therefore here and not in deploy/flower.py: see `main`.
@@ -20,6 +21,7 @@ import asyncio
 import hmac
 import json
 import sys
+import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
 from pathlib import Path
@@ -33,7 +35,8 @@ _HOLD_SECONDS = 2.0
 _MOST_HELD = 64
 """So many requests of the server are held at once: it has 100 connections, and needs some for other things."""
 _LONGEST_PULL = 2**16
-_HEARTBEAT_SECONDS = 30.0
+_HEARTBEAT_SECONDS = 10.0
+"""A node that is not heard of for twice as long is gone; that of supernode.py."""
 
 _Scope = MutableMapping[str, Any]
 _Receive = Callable[[], Awaitable[Any]]
@@ -64,6 +67,58 @@ class _ControlAuthMiddleware:
         return hmac.compare_digest(secret, self._secret)
 
 
+class OpenQuestions:
+    """Messages to nodes are kept until the server has their answer, and handed out again where a node was restarted.
+
+    Flower forgets what is in a message once a node has fetched it, so what a killed site was at work on would be lost,
+    and the round would wait for it until its deadline. It stands before `delete_messages` of Flower's state and its
+    handler of receipts, and changes its tables of messages; where these change, the SuperLink does not start, or a
+    site that was restarted is waited for in vain.
+    """
+
+    def __init__(self, state: Any) -> None:
+        self._state, self._delete = state, state.delete_messages
+        state.delete_messages = self.delete
+
+    @staticmethod
+    def keep_after_receipt(*_: Any, **__: Any) -> Any:
+        """Instead of Flower's handler of a node's receipt, which deletes what is in the message."""
+        from flwr.proto.message_pb2 import ConfirmMessageReceivedResponse
+
+        return ConfirmMessageReceivedResponse()
+
+    def delete(self, message_ins_ids: set[str]) -> None:
+        """Forget questions that are answered, or for whose answer it is too late."""
+        self._delete(message_ins_ids)
+        for question in message_ins_ids:
+            self._state.object_store.delete(question)
+
+    def ask_again(self, node_id: int) -> None:
+        """Hand out to a node that begins anew what it has not answered; half of an answer is none."""
+        state = self._state
+        with state.lock:
+            for question, message in state.message_ins_store.items():
+                if message.metadata.dst_node_id != node_id:
+                    continue
+                answer = state.message_ins_id_to_message_res_id.get(question)
+                if answer is not None and not is_whole(state, answer):
+                    self._forget_half(question, answer)
+                    answer = None
+                if answer is None:
+                    message.metadata.delivered_at = ""
+
+    def _forget_half(self, question: str, answer: str) -> None:
+        state = self._state
+        state._cleanup_push_session(state._object_push_session_by_root[answer], cleanup_messages=False)
+        del state.message_ins_id_to_message_res_id[question], state.message_res_store[answer]
+        state.object_store.delete(answer)
+
+
+def is_whole(state: Any, message_id: str) -> bool:
+    """Whether all parts of a message are there."""
+    return message_id not in state._object_push_session_by_root
+
+
 class KeptNodes:
     """Registered nodes and those that were, in a file: they keep their numbers, and a revoked key stays revoked.
 
@@ -71,8 +126,8 @@ class KeptNodes:
     does not start, or sites connect anew after a restart of the server.
     """
 
-    def __init__(self, state: Any, file: Path) -> None:
-        self._state, self._file = state, file
+    def __init__(self, state: Any, file: Path, begins_anew: Callable[[int], None] = lambda _: None) -> None:
+        self._state, self._file, self._begins_anew = state, file, begins_anew
         self._create, self._delete = state.create_node, state.delete_node
         self._activate, self._messages = state.activate_node, state.get_message_ins
         if file.exists():
@@ -100,7 +155,10 @@ class KeptNodes:
         """Let a node connect. One that was killed counts as online for a minute, in which Flower would refuse it."""
         with self._state.lock:
             self._state.deactivate_node(node_id)
-            return bool(self._activate(node_id, heartbeat_interval))
+            activated = bool(self._activate(node_id, heartbeat_interval))
+            if activated:
+                self._begins_anew(node_id)
+            return activated
 
     def messages_for(self, node_id: int, *arguments: Any, **named: Any) -> Any:
         """What a node has to fetch. One that asks is online; else the server would wait for its next heartbeat."""
@@ -191,9 +249,14 @@ class Arrivals:
         return stored
 
     def replies(self, message_ids: set[str], run_id: int) -> list[Any]:
-        """The answers to messages that are there. Flower 1.41.0 trips over a message that has just expired."""
+        """The answers that are there as a whole. Flower 1.41.0 gives out halves, and their rest may never come.
+
+        It also trips over a message that has just expired.
+        """
+        with self._state.lock:
+            asked = {message_id for message_id in message_ids if not self._is_coming(message_id)}
         try:
-            return list(self._replies(message_ids, run_id))
+            return list(self._replies(asked, run_id)) if asked else []
         except KeyError:
             return []
 
@@ -207,19 +270,26 @@ class Arrivals:
             for key in keys:
                 if isinstance(key, str):
                     reply = state.message_ins_id_to_message_res_id.get(key)
-                    if key not in state.message_ins_store or (reply is not None and self._is_complete(reply)):
+                    if key not in state.message_ins_store or (reply is not None and is_whole(state, reply)):
                         return True
                 elif any(
                     message.metadata.dst_node_id == key
                     and not message.metadata.delivered_at
-                    and self._is_complete(message.metadata.message_id)
+                    and is_whole(state, message.metadata.message_id)
                     for message in state.message_ins_store.values()
                 ):
                     return True
         return False
 
-    def _is_complete(self, message_id: str) -> bool:
-        return message_id not in self._state._object_push_session_by_root
+    def _is_coming(self, message_id: str) -> bool:
+        """Whether part of the answer is there, and its sender still is."""
+        state = self._state
+        reply = state.message_ins_id_to_message_res_id.get(message_id)
+        question = state.message_ins_store.get(message_id)
+        if reply is None or question is None or is_whole(state, reply):
+            return False
+        node = state.nodes.get(question.metadata.dst_node_id)
+        return node is not None and (node.online_until or 0.0) > time.time()
 
 
 class HoldMiddleware:
@@ -263,9 +333,9 @@ class HoldMiddleware:
 def main() -> None:
     """Serve until ended.
 
-    This is `flower-superlink` of Flower 1.41.0 with two middlewares. Where create_app, the lifespan or the parsing of
-    options change, the SuperLink does not start; where the paths in `_is_allowed` change, sites are refused, and where
-    those of HoldMiddleware change, rounds take longer.
+    This is `flower-superlink` of Flower 1.41.0 with two middlewares, and a handler replaced. Where create_app, the
+    lifespan or the parsing of options change, the SuperLink does not start; where the paths in `_is_allowed` change,
+    sites are refused, and where those of HoldMiddleware change, rounds take longer.
     """
     secret, nodes = Path(sys.argv.pop(1)).read_bytes(), Path(sys.argv.pop(1))
 
@@ -274,11 +344,14 @@ def main() -> None:
     from flwr.supercore.logger import console_handler
     from flwr.superlink.cli.flower_superlink import SuperLinkLifespan, _parse_superlink_lifespan_config
     from flwr.superlink.main import create_app
+    from flwr.superlink.servicer.fleet import fleet_handlers
 
     config = _parse_superlink_lifespan_config()
     app = create_app(config, SuperLinkLifespan)
     state = app.state.linkstate_factory.state()
-    KeptNodes(state, nodes)
+    questions = OpenQuestions(state)
+    fleet_handlers.confirm_message_received = questions.keep_after_receipt
+    KeptNodes(state, nodes, questions.ask_again)
     app.add_middleware(HoldMiddleware, arrivals=Arrivals(state))
     app.add_middleware(_ControlAuthMiddleware, secret=secret)
     uvicorn.run(

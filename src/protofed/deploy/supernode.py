@@ -20,6 +20,9 @@ _SHORTEST, _LONGEST = 0.05, 3.0
 _SHARE = 0.1
 _HOLD_SECONDS = 2.0
 """So long the question for a task waits for one; far less than Flower's clients wait for an answer, 30 s."""
+_HEARTBEAT_SECONDS = 10
+"""Half of the time without heartbeats after which a node is gone; Flower's 30 lets a round wait for a minute. It is the
+least that a SuperLink accepts, and a heartbeat is sent about every four seconds."""
 _PULL = {"initial_backoff": 0.03, "backoff_cap": 2.0, "max_tries_per_object": 3600}
 """Seconds until a part of a message is asked for again, at first and at most, and how often: Flower's two hours."""
 
@@ -111,15 +114,18 @@ def pull_eagerly() -> None:
 def main() -> None:
     """Serve until ended.
 
-    This is `flower-supernode` of Flower 1.41.0 with three functions and the clock of a module replaced, since
-    Flower has no option for it. Where a function is renamed, the SuperNode does not start; where one of them or the
-    clock is no longer used, rounds take seconds longer.
+    This is `flower-supernode` of Flower 1.41.0 with three functions, an interval and the clock of a module replaced,
+    since Flower has no option for it. Where a function is renamed, the SuperNode does not start; where one of them or
+    the clock is no longer used, rounds take seconds longer; where the interval is not, a killed site is noticed later.
     """
-    from flwr.supernode import start_client_internal
+    from flwr.supercore import heartbeat
+    from flwr.supernode import fleet_http_connection, start_client_internal
     from flwr.supernode.cli import flower_supernode
     from flwr.supernode.servicer.runtime import runtime_handlers
 
     pull_eagerly()
+    for module in (heartbeat, fleet_http_connection):
+        module.HEARTBEAT_DEFAULT_INTERVAL = _HEARTBEAT_SECONDS  # type: ignore[attr-defined]
     answer, look = AnswerInMaking(), start_client_internal._pull_and_store_message
     start_client_internal._pull_and_store_message = poll_until_message(look, answer.begin)
     start_client_internal.time = answer  # type: ignore[attr-defined, assignment]

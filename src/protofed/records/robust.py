@@ -8,7 +8,8 @@ Every client counts the same here: a weight is a number the client chose, so a h
 Coordinate-wise median and trimmed mean: Yin, Chen, Ramchandran, Bartlett. Byzantine-Robust Distributed Learning:
 Towards Optimal Statistical Rates. ICML 2018. Norm bounding: Sun, Kairouz, Suresh, McMahan. Can You Really Backdoor
 Federated Learning? 2019; about a robust centre, as in Karimireddy, He, Jaggi. Learning from History for Byzantine
-Robust Optimization. ICML 2021.
+Robust Optimization. ICML 2021. Multi-Krum: Blanchard, El Mhamdi, Guerraoui, Stainer. Machine Learning with
+Adversaries: Byzantine Tolerant Gradient Descent. NeurIPS 2017.
 """
 
 from abc import ABC, abstractmethod
@@ -23,8 +24,8 @@ from protofed.errors import UserError
 Pieces = list[Tensor | None]
 """One client's value cut into flat tensors that are averaged apart; None: this client has none (it lacks the class)."""
 
-_FORMS = "median, trimmed=0.2 or norm-bound=1"
-_DEFAULTS = {"trimmed": 0.2, "norm-bound": 1.0}
+_FORMS = "median, trimmed=0.2, norm-bound=1 or krum=0.2"
+_DEFAULTS = {"trimmed": 0.2, "norm-bound": 1.0, "krum": 0.2}
 _REACH = 2.0
 
 
@@ -115,6 +116,56 @@ class Downweighted(Robust):
         return [_weighted_mean(pieces, trust) for pieces in zip(*values, strict=True)]
 
 
+@dataclass(frozen=True)
+class MultiKrum(Robust):
+    """The mean without the `share` of the clients that are farthest from those nearest to them.
+
+    A client is left out with its whole value, so it does not matter where in it the harm lies, and what is left is an
+    average of what clients sent: sums of squares stay so. With n clients, of whom f are left out, each is judged by
+    the sum of squared distances to its n - f - 2 nearest; f hostile ones are stood where n >= 2 f + 3.
+    """
+
+    share: float
+
+    @property
+    def for_sums(self) -> Robust:
+        """The same."""
+        return self
+
+    def combine(self, values: Sequence[Pieces]) -> Pieces:
+        """Choose the clients, then average; a piece that none of them has is taken from those who have it."""
+        chosen = self._chosen(values)
+        found: Pieces = []
+        for pieces in zip(*values, strict=True):
+            held = {client: piece.double() for client, piece in enumerate(pieces) if piece is not None}
+            kept = [piece for client, piece in held.items() if client in chosen] or list(held.values())
+            found.append(torch.stack(kept).mean(0) if kept else None)
+        return found
+
+    def draw_in(self, values: Sequence[Pieces], apart: bool) -> list[Pieces]:
+        """Values of the chosen clients as they are; in place of the others' the mean of those."""
+        holders = [own for own in values if any(piece is not None for piece in own)]
+        if not holders:
+            return list(values)
+        chosen = {id(holders[place]) for place in self._chosen(holders)}
+        middle = self.combine(holders)
+        return [
+            own
+            if id(own) in chosen
+            else [None if piece is None else mean for piece, mean in zip(own, middle, strict=True)]
+            for own in values
+        ]
+
+    def _chosen(self, values: Sequence[Pieces]) -> set[int]:
+        clients = len(values)
+        cut = min(int(self.share * clients + 1e-9), (clients - 1) // 2)
+        near = max(clients - cut - 2, 1)
+        scores = [
+            float(torch.stack(sorted(apart)[:near]).square().sum()) if apart else 0.0 for apart in _all_apart(values)
+        ]
+        return set(sorted(range(clients), key=scores.__getitem__)[: clients - cut])
+
+
 def _weighted_mean(pieces: Sequence[Tensor | None], weights: Tensor) -> Tensor | None:
     held = [(weight, piece) for weight, piece in zip(weights, pieces, strict=True) if piece is not None]
     if not held:
@@ -126,11 +177,13 @@ def _weighted_mean(pieces: Sequence[Tensor | None], weights: Tensor) -> Tensor |
 def _distances(values: Sequence[Pieces]) -> Tensor:
     """How far each client is from the others: the median of its distances to them; 0 where it can not be compared."""
     return torch.stack(
-        [
-            torch.stack(apart).median() if (apart := _apart(own, values)) else torch.zeros((), dtype=torch.float64)
-            for own in values
-        ]
+        [torch.stack(apart).median() if apart else torch.zeros((), dtype=torch.float64) for apart in _all_apart(values)]
     )
+
+
+def _all_apart(values: Sequence[Pieces]) -> list[list[Tensor]]:
+    """For each client, its distances to the others."""
+    return [_apart(own, values) for own in values]
 
 
 def _apart(own: Pieces, values: Sequence[Pieces]) -> list[Tensor]:
@@ -144,8 +197,11 @@ def _apart(own: Pieces, values: Sequence[Pieces]) -> list[Tensor]:
     return apart
 
 
+_SHARES: dict[str, type[Trimmed | MultiKrum]] = {"trimmed": Trimmed, "krum": MultiKrum}
+
+
 def parse_robust(text: str) -> Robust:
-    """The rule behind `median`, `trimmed=0.2` or `norm-bound=1`."""
+    """The rule behind `median`, `trimmed=0.2`, `norm-bound=1` or `krum=0.2`."""
     name, equals, amount_text = (part.strip() for part in text.partition("="))
     if name == "median" and not equals:
         return MEDIAN
@@ -155,11 +211,11 @@ def parse_robust(text: str) -> Robust:
         amount = float(amount_text) if equals else _DEFAULTS[name]
     except ValueError:
         amount = -1.0
-    if name == "trimmed" and 0 < amount < 0.5:
-        return Trimmed(amount)
+    if name in _SHARES and 0 < amount < 0.5:
+        return _SHARES[name](amount)
     if name == "norm-bound" and 0 < amount < float("inf"):
         return NormBound(amount)
-    bounds = "a share above 0 and below 0.5" if name == "trimmed" else "a factor above 0"
+    bounds = "a share above 0 and below 0.5" if name in _SHARES else "a factor above 0"
     raise UserError(f"robust={text} is not valid; {name} takes {bounds}, for example {name}={_DEFAULTS[name]:g}")
 
 

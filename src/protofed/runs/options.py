@@ -125,7 +125,7 @@ class Options(BaseModel):
         None, description="clip and noise uploads, for example clip=1.0,noise=0.5 (see docs/guards.md)"
     )
     robust: str | None = Field(
-        None, description="median | trimmed=0.2 | norm-bound=1: instead of the mean over clients"
+        None, description="median | trimmed=0.2 | norm-bound=1 | krum=0.2: instead of the mean over clients"
     )
     max_share: float | None = Field(
         None, gt=0, lt=1, description="maximum weight of one client in a mean over clients, for example 0.3"
