@@ -165,7 +165,7 @@ def test_what_a_command_decides_itself_is_left_out_and_said(
     )
     code, _, said = command("compare", "fedavg", "--config", "run.toml", "--out", "one", "--quiet", "--engine", "loop")
     assert (code, protofed.Comparison.read("one").content["seeds"]) == (0, [0])
-    assert "run.toml: method, seed: not an option of this command" in said
+    assert "run.toml: method, seed is not an option of this command and was ignored" in said
 
 
 STUDY = """\

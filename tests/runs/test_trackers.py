@@ -93,7 +93,7 @@ def test_a_tracker_that_fails_does_not_stop_a_run(tiny_run: Any, caplog: pytest.
         run = tiny_run("fedavg", callbacks=[Broken()])
     assert run.complete
     said = [record.getMessage() for record in caplog.records if "broken" in record.getMessage()]
-    assert said == ["broken: no route to host; the run goes on without it"]
+    assert said == ["broken: no route to host; the run continues without it"]
 
 
 def test_unknown_trackers_are_refused() -> None:

@@ -17,7 +17,7 @@ def audit_command(
     run: Annotated[Path, typer.Argument(help="the folder of a complete run, made with --keep-messages")],
     clients: Annotated[
         str | None,
-        typer.Option("--clients", help=("clients to attack (default: the first of every domain, at most 4)")),
+        typer.Option("--clients", help="clients to attack (default: the first of every domain, at most 4)"),
     ] = None,
     stages: Annotated[
         str | None, typer.Option("--stages", help="also attack the features of these stages: layer1,pool or all")

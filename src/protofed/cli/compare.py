@@ -41,7 +41,7 @@ def compare_command(
     target: Annotated[
         float | None,
         typer.Option(
-            "--target", help=("report rounds and bytes needed to reach this accuracy (default: the baseline's average)")
+            "--target", help="report rounds and bytes needed to reach this accuracy (default: the baseline's average)"
         ),
     ] = None,
     shard: ShardOption = None,

@@ -94,7 +94,7 @@ def server_command(
     min_sites: Annotated[
         int | None,
         typer.Option(
-            "--min-sites", help=("minimum number of sites to start and to close a round (default: all, then 1)")
+            "--min-sites", help="minimum number of sites to start and to close a round (default: all, then 1)"
         ),
     ] = None,
     round_timeout: Annotated[float, typer.Option("--round-timeout", help="seconds a site has to answer")] = 600.0,
@@ -103,7 +103,7 @@ def server_command(
         float | None,
         typer.Option(
             "--stay",
-            help=("keep running this many seconds after the last round, so that sites can join or be forgotten"),
+            help="keep running this many seconds after the last round, so that sites can join or be forgotten",
         ),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="continue the run in --out")] = False,
@@ -146,7 +146,7 @@ def site_command(
     classes: Annotated[str | None, typer.Option("--classes", help="all classes, if this site lacks some")] = None,
     test_share: Annotated[
         float | None,
-        typer.Option("--test-share", help=("fraction held out for testing, if the data has no test part (0.2)")),
+        typer.Option("--test-share", help="fraction held out for testing, if the data has no test part (0.2)"),
     ] = None,
     group_by: Annotated[str | None, typer.Option("--group-by", help="folder | none | a regular expression")] = None,
     pages: Annotated[

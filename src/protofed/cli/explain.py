@@ -24,13 +24,11 @@ def explain_command(
     images: Annotated[Path | None, typer.Option("--images", help="a folder of images, or one image file")] = None,
     domain: Annotated[str | None, typer.Option("--domain", help="test images of this domain of the run")] = None,
     label: Annotated[
-        str | None, typer.Option("--label", help="with --domain: only this class, by name or number")
+        str | None, typer.Option("--label", help="with --domain: only this class (name or number)")
     ] = None,
     count: Annotated[int, typer.Option("--count", min=1, help="maximum number of images")] = 8,
     clients: Annotated[str | None, typer.Option("--clients", help="a,b (default: all; global: the server's)")] = None,
-    top: Annotated[
-        int, typer.Option("--top", min=1, help=("prototypes, or maps of exact evidence, to show per client"))
-    ] = 3,
+    top: Annotated[int, typer.Option("--top", min=1, help="prototypes or exact maps per client")] = 3,
     project: Annotated[
         bool, typer.Option("--project", help="first find each client's training patches nearest to its prototypes")
     ] = False,
@@ -43,9 +41,7 @@ def explain_command(
     evidence: _EvidenceOption = "auto",
     shifts: _ShiftsOption = 1,
     model_of: ModelOfOption = "last",
-    out: Annotated[
-        Path | None, typer.Option("--out", help="where to write pictures and page (RUN/explanations)")
-    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="for pictures and page (RUN/explanations)")] = None,
     data_root: MovedDataOption = None,
     quiet: QuietOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="print only explanations.json")] = False,

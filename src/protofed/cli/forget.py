@@ -18,7 +18,7 @@ def forget_command(
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", help=("where to write the result without the site; if omitted, ask the server running in RUN")
+            "--out", help="where to write the result without the site; if omitted, ask the server running in RUN"
         ),
     ] = None,
     state: Annotated[

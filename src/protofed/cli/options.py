@@ -24,16 +24,16 @@ JsonOption = Annotated[bool, typer.Option("--json", help="for machines")]
 ModelOfOption = Annotated[
     str,
     typer.Option(
-        "--model-of", help=("last | best: the models after the last round, or after the best one if it was kept")
+        "--model-of", help="last | best: the models after the last round, or after the best one if it was kept"
     ),
 ]
-DataRootOption = Annotated[str | None, typer.Option("--data-root", help=("the folder that contains data sets by name"))]
+DataRootOption = Annotated[str | None, typer.Option("--data-root", help="the folder that contains data sets by name")]
 MovedDataOption = Annotated[
-    str | None, typer.Option("--data-root", help=("a folder that now contains the run's images, under their old name"))
+    str | None, typer.Option("--data-root", help="a folder that now contains the run's images, under their old name")
 ]
 TrainingImagesOption = Annotated[
     bool,
-    typer.Option("--with-training-images", help=("include pictures of training images; do not send the page then")),
+    typer.Option("--with-training-images", help="include pictures of training images; do not send the page then"),
 ]
 ShardOption = Annotated[
     str | None, typer.Option("--shard", metavar="K/N", help="do the K-th of N parts; the machines share --out")

@@ -14,7 +14,7 @@ def report_command(
     out: Annotated[Path | None, typer.Option("--out", help="the file to write (default: DIR/report.html)")] = None,
     notes: Annotated[
         list[str] | None,
-        typer.Option("--note", metavar="TEXT", help=("a paragraph for the page's readers; repeat for more")),
+        typer.Option("--note", metavar="TEXT", help="a paragraph for the page's readers; repeat for more"),
     ] = None,
     with_training_images: TrainingImagesOption = False,
     show: Annotated[bool, typer.Option("--open", help="open it in a browser")] = False,

@@ -38,7 +38,7 @@ def reproduce_command(
     methods: Annotated[str | None, typer.Option("--methods", help="only these rows, for example fedavg,i2pfl")] = None,
     columns: Annotated[
         str | None,
-        typer.Option("--columns", help=("only these columns, if they have runs of their own: alpha=0.1,alpha=0.5")),
+        typer.Option("--columns", help="only these columns, if they have runs of their own: alpha=0.1,alpha=0.5"),
     ] = None,
     seeds: Annotated[str | None, typer.Option("--seeds", help="for example 0,1,2 (default: the table's)")] = None,
     out: Annotated[str | None, typer.Option("--out", help="folder; finished runs in it are not repeated")] = None,
