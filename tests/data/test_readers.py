@@ -268,7 +268,7 @@ def test_test_images_in_training_are_reported(tmp_path):
     content = arrays()
     content["x_test"][2] = content["x_train"][4]
     warnings = load(str(write_npz(tmp_path, "a", **content))).warnings
-    assert warnings == ("domain a: 1 of 6 test images are also training images",)
+    assert warnings == ("domain a: the training images include 1 of 6 test images",)
 
 
 def test_folder_mistakes(tmp_path):

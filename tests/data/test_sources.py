@@ -382,7 +382,7 @@ def test_pacs(tmp_path):
     whole = load("pacs", data_root=tmp_path, image_size=8, options={"pacs_test": "all"})
     assert set(counts(whole).values()) == {(17, 21)}
     assert "tested on the whole domain; pacs_test=all" in whole.source
-    assert any("17 of 21 test images are also training images" in warning for warning in whole.warnings)
+    assert any("the training images include 17 of 21 test images" in warning for warning in whole.warnings)
     refused("pacs", tmp_path, "data.pacs_test=most is not valid; it takes heldout|all", options={"pacs_test": "most"})
     refused("pacs", tmp_path, "photo_train_kfold.txt", options={"pacs_split": "kfold"})
 

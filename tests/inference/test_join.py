@@ -47,6 +47,11 @@ def test_its_model_goes_on_from_round_to_round(tiny_run: Any, newcomer: str, tmp
     assert first != last
 
 
+def test_snapshots_of_the_run_say_nothing_about_a_newcomer(tiny_run: Any, newcomer: str, tmp_path: Path) -> None:
+    run = tiny_run("fedavg", rounds=3, snapshot_rounds="3")
+    assert join(run.path, newcomer, out=tmp_path / "joined", rounds=1).rounds
+
+
 def test_an_architecture_of_its_own(tiny_run: Any, newcomer: str, tmp_path: Path) -> None:
     run = tiny_run("conffedproto", model="mlp,cnn")
     joined = join(run.path, newcomer, out=tmp_path / "joined", model="cnn", rounds=2)

@@ -24,6 +24,7 @@ from protofed.data.pixels import StoredPixels, digest_of, pieces, pixel_digest
 from protofed.data.sources import SOURCES, Reader
 from protofed.errors import UserError, unknown_name
 from protofed.settings import SettingInfo, checked, keyword_settings
+from protofed.text import counted
 
 ROOT_VARIABLE = "PROTOFED_DATA"
 MANIFEST_SUFFIXES = (".csv", ".tsv")
@@ -335,9 +336,8 @@ def leaks(raw: RawData) -> list[str]:
         train_digests = set(_digests(suspects))
         shared = sum(digest in train_digests for digest in _digests(domain.test))
         if shared:
-            warnings.append(
-                f"domain {domain.name}: {shared} of {len(domain.test)} test images are also training images"
-            )
+            overlap = f"{shared} of {counted(len(domain.test), 'test image')}"
+            warnings.append(f"domain {domain.name}: the training images include {overlap}")
     return warnings
 
 
