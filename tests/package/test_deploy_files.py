@@ -126,7 +126,7 @@ def test_units_say_what_systemd_knows(unit: Path) -> None:
 def test_systemd_accepts_the_units(unit: Path, tmp_path: Path) -> None:
     """Programs are looked for, so those of /opt are put beside the unit. Without systemd the test above has to do."""
     if shutil.which("systemd-analyze") is None:
-        return
+        pytest.skip("systemd is not installed")
     text = unit.read_text()
     for program in re.findall(r"/opt/protofed/bin/([\w.-]+) ", text):
         (tmp_path / program).write_text("#!/bin/sh\n")
