@@ -30,6 +30,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "head": {"method": "prototune", "set": {"folds": 1, "target": "head"}, **_STAGE},
     "both": {"method": "prototune", "set": {"folds": 1, "target": "both"}, **_STAGE},
     "prototypes, if sites gain": {"method": "prototune", **_STAGE},
+    "prototypes, up to five rounds, if sites gain": {"method": "prototune", "set": {"refine": 5}, **_STAGE},
 }
 
 

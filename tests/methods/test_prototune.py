@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 import protofed
 from protofed.closed_form.rotation import Turn, fold_of, rotation
 from protofed.errors import UserError
-from protofed.methods.prototune import TrainedRow, contrast, flattened, most_liked, restored
+from protofed.methods.prototune import TrainedRow, contrast, flattened, most_liked, own_class, restored
 from protofed.records import ClassTable, Weights, encode
 
 
@@ -53,6 +53,12 @@ def test_contrast_is_the_mean_over_the_domains_prototypes_of_the_own_class() -> 
     first = -(log(e[0, 0] / e[0].sum()) + log(e[0, 2] / e[0].sum())) / 2
     second = -log(e[1, 1] / e[1].sum())
     torch.testing.assert_close(contrast(h, table, y, 2, tau), torch.tensor((first + second) / 2))
+
+
+def test_values_of_the_own_class_are_averaged_over_the_domains_that_hold_it() -> None:
+    table = ClassTable(torch.zeros(4, 2), torch.tensor([2.0, 1.0, 1.0, 0.0]))  # rows of two domains with two classes
+    values = torch.tensor([[1.0, 2.0, 4.0, 8.0], [1.0, 2.0, 4.0, 8.0]])
+    torch.testing.assert_close(own_class(values, table, torch.tensor([0, 1]), 2), torch.tensor([2.5, 2.0]))
 
 
 def test_a_class_without_a_prototype_adds_nothing() -> None:
@@ -99,11 +105,15 @@ def _domains(path: Any, shifts: Any) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("target", ["prototypes", "head", "both"])
-def test_a_run_ends_with_as_many_rounds_as_left_out_sites_like(tmp_path: Any, target: str) -> None:
+@pytest.mark.parametrize(
+    "setting",
+    [{"target": "prototypes"}, {"target": "head"}, {"target": "both"}, {"target": "alignment"}, {"mixup": 1.0}],
+    ids=lambda setting: "-".join(map(str, setting.values())),
+)
+def test_a_run_ends_with_as_many_rounds_as_left_out_sites_like(tmp_path: Any, setting: dict[str, Any]) -> None:
     data = _domains(tmp_path, {"a": 0, "b": 60, "c": 120})
     result = protofed.run(
-        "prototune", data, model="cnn", out=tmp_path / "run", set={"refine": 1, "target": target}, image_size=16
+        "prototune", data, model="cnn", out=tmp_path / "run", set={"refine": 1, **setting}, image_size=16
     )
     assert [line["train_loss"] is not None for line in result.rounds][:4] == [False, True, False, False]
     state = load_file(next((tmp_path / "run" / "checkpoint").glob("server-*.safetensors")))
@@ -128,6 +138,35 @@ def test_the_mean_of_stages_that_hardly_moved_is_where_they_were(tmp_path: Any) 
     assert stages
     for name in stages:
         torch.testing.assert_close(model[name], state[f"start/params/{name}"], atol=1e-6, rtol=1e-5)
+
+
+def _stages_after_one_round(path: Any, data: str, **settings: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What is trained, before and after."""
+    own = {"refine": 1, "folds": 1, **settings.pop("set", {})}
+    protofed.run("prototune", data, out=path, set=own, image_size=16, **settings)
+    state = load_file(next((path / "checkpoint").glob("server-*.safetensors")))
+    before = {name.removeprefix("start/params/"): tensor for name, tensor in state.items() if "start/params" in name}
+    after = load_file(path / "model.safetensors")
+    return before, {name: after[name] for name in before}
+
+
+def test_the_server_goes_a_part_of_the_way(tmp_path: Any) -> None:
+    data = _domains(tmp_path, {"a": 0, "b": 60})
+    start, whole = _stages_after_one_round(tmp_path / "whole", data, model="cnn")
+    _, half = _stages_after_one_round(tmp_path / "half", data, model="cnn", set={"server_lr": 0.5})
+    assert any(not torch.equal(whole[name], start[name]) for name in start)
+    for name in start:
+        torch.testing.assert_close(half[name], (start[name] + whole[name]) / 2)
+
+
+def test_adapters_are_trained_instead_of_the_stages_they_follow(tmp_path: Any) -> None:
+    data = _domains(tmp_path, {"a": 0, "b": 60})
+    network = {"model": "resnet10", "train": "head"}
+    start, after = _stages_after_one_round(
+        tmp_path / "run", data, set={"adapters": 2, "model.width": 8, "model.norm": "group"}, **network
+    )
+    assert {name.split(".")[0] for name in start} == {"adapter3", "adapter4"}
+    assert any(not torch.equal(after[name], start[name]) for name in start)
 
 
 @pytest.mark.parametrize("setting", [{"gram": "sketch"}, {"tune": "both"}, {"rho": 0.5}])

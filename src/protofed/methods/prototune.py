@@ -2,14 +2,16 @@
 domain are; kept only if sites gain by it that were not trained on.
 
 New here. The head is always computed from statistics, never trained. The prototypes of all domains as targets are an
-idea of FPL and I2PFL; that rounds are judged by sites left out of them is new.
+idea of FPL and I2PFL, alignment is FedMP's, adapters are FedAdapterProto's; that rounds are judged by sites left out of
+them is new.
 """
 
 from collections.abc import Mapping
 from dataclasses import field, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from protofed.closed_form.moments import Moments, MomentsUpload
@@ -17,9 +19,11 @@ from protofed.closed_form.rotation import Turn, fold_of, rotation
 from protofed.closed_form.sums import added_up, doubled, means_of
 from protofed.closed_form.tuning import RidgeDown, RidgeServer
 from protofed.errors import UserError
-from protofed.method import At, Plan, Positive, Samples, Step, SumSensitivity, Terms, Whole, knob
+from protofed.method import At, Fraction, NonNegative, Plan, Positive, Samples, Step, SumSensitivity, Terms, Whole, knob
+from protofed.methods.i2pfl import I2PFL
 from protofed.methods.protoridge import ProtoRidge
 from protofed.models import Split, everything, head
+from protofed.models.adapters import with_adapters
 from protofed.models.net import Net
 from protofed.models.unit_length import HEAD
 from protofed.records import ClassTable, Nothing, Record, Sum, Weights
@@ -56,6 +60,10 @@ class TuneUpload(MomentsUpload):
     score: Sum[Tensor]
 
 
+_MIXUP = I2PFL(apa_reduction="class_sum")
+"""Features have length 1 here, so squared distances are not divided by their dimensions."""
+
+
 @register("prototune")
 class ProtoTune(ProtoRidge):
     """ProtoRidge with its last stages (--train) trained against all domains' prototypes, if left-out sites gain."""
@@ -74,11 +82,19 @@ class ProtoTune(ProtoRidge):
     folds: Whole = knob(
         "groups of sites that are left out in turn and score; 1: none is left out, all rounds count", default=3
     )
-    target: Literal["prototypes", "head", "both"] = knob(
-        "what the stages are trained against: prototypes of all domains, the computed head, or both",
+    target: Literal["prototypes", "head", "both", "alignment"] = knob(
+        "what the stages are trained against: prototypes of all domains, the computed head, both, or the own class's "
+        "prototypes alone, without contrast (FedMP)",
         default="prototypes",
     )
-    tau: Positive = knob("temperature of both", default=0.1)
+    tau: Positive = knob("temperature of prototypes and head", default=0.1)
+    mixup: NonNegative = knob("weight of the pull towards MixUp prototypes of the site's own images (I2PFL)", default=0)
+    server_lr: Fraction = knob("how far the stages move towards the mean of what sites have trained", default=1.0)
+    adapters: Annotated[int, Field(ge=0, le=4)] = knob(
+        "adapters behind this many of the last stages (FedAdapterProto); with --train head nothing else is trained",
+        default=0,
+    )
+    reduction: Whole = knob("ratio of a stage's channels to its adapter's channels", default=4)
 
     def build(self, base: Split, at: At) -> Split:
         """With stages to train, and nothing that ProtoRidge does after its one exchange."""
@@ -86,6 +102,8 @@ class ProtoTune(ProtoRidge):
             raise UserError(
                 "prototune needs statistics that add up (gram=full or none), and supports neither tune nor rho"
             )
+        if self.adapters:
+            base = with_adapters(base, reduction=self.reduction, kernel=1, init="zero_up", last=self.adapters)
         model = super().build(base, at)
         if not (everything - head).names(model):
             raise UserError("prototune trains stages before the head; use --train last, or stages=N")
@@ -114,16 +132,24 @@ class ProtoTune(ProtoRidge):
             return turn.trained >= int(at.down.kept)
         return self._judges(at)
 
+    def draw(self, y: Tensor, at: At, rng: torch.Generator) -> dict[str, Tensor]:
+        """What MixUp needs."""
+        return _MIXUP.draw(y, at, rng) if self.mixup else {}
+
     def loss(self, net: Net, x: Tensor, y: Tensor, at: At) -> Terms:
         """-log softmax of cos(h, p) / tau at the prototypes p of the own class, in the mean over all domains' ones; or
-        the cross-entropy of the head, its rows scaled to the length 1 / tau; or both.
+        the cross-entropy of the head, its rows scaled to the length 1 / tau; or both; or 1 - cos(h, p) alone.
         """
         h, terms = net.features(x), {}
-        if self.target != "head":
+        if self.target in ("prototypes", "both"):
             terms["prototypes"] = contrast(h, at.down.sums, y, at.classes, self.tau)
-        if self.target != "prototypes":
+        if self.target in ("head", "both"):
             W, b = _linear(net)
             terms["ce"] = cross_entropy((h @ W.T + b) / (self.tau * W.norm(dim=1).mean()), y)
+        if self.target == "alignment":
+            terms["alignment"] = own_class(1 - cosine(h, at.down.sums.rows), at.down.sums, y, at.classes).mean()
+        if self.mixup:
+            terms["mixup"] = self.mixup * _MIXUP.alignment(h, _MIXUP.mixed(net, x, h, y, at), y, at)
         return terms
 
     def upload(self, net: Net, data: Samples, at: At) -> tuple[TuneUpload, Record]:
@@ -180,7 +206,9 @@ class ProtoTune(ProtoRidge):
             prototypes = ClassTable(means.rows.to(like), means.count.to(like))
             server = replace(server, shared=replace(server.shared, sums=prototypes))
         if n:
-            server = self._with_stages(server, restored(total.trained.rows[0] / n, server.start))
+            mean, old = total.trained.rows[0] / n, flattened(self._stages(server), n).rows[0]
+            moved = torch.lerp(old.to(mean), mean, self.server_lr)
+            server = self._with_stages(server, restored(moved, server.start))
         if turn.fold is not None and turn.part != "statistics":
             scores = server.scores.clone()
             scores[turn.fold, turn.trained] = total.score
@@ -194,6 +222,12 @@ class ProtoTune(ProtoRidge):
         """What stages have learnt from a site cannot be taken out of them."""
         raise UserError(
             "its stages were trained, and what they learnt from a site stays in them; run again without the site"
+        )
+
+    def _stages(self, server: TuneServer) -> Weights:
+        weights, start = server.shared.weights, server.start
+        return Weights(
+            {name: weights.params[name] for name in start.params}, {name: weights.stats[name] for name in start.stats}
         )
 
     def _with_stages(self, server: TuneServer, stages: Weights) -> TuneServer:
@@ -220,10 +254,15 @@ def contrast(h: Tensor, prototypes: ClassTable, y: Tensor, classes: int, tau: fl
 
     The table has the rows of one domain after the other, `classes` each.
     """
+    logits = (cosine(h, prototypes.rows) / tau).masked_fill(~prototypes.held, NEVER)
+    return -own_class(logits.log_softmax(1), prototypes, y, classes).mean()
+
+
+def own_class(values: Tensor, prototypes: ClassTable, y: Tensor, classes: int) -> Tensor:
+    """Values [n, m] in the mean over the prototypes of each sample's own class, [n]; 0 where it has none."""
     held = prototypes.held
     own = held & (torch.arange(len(held), device=y.device) % classes == y[:, None])
-    logits = (cosine(h, prototypes.rows) / tau).masked_fill(~held, NEVER)
-    return -((logits.log_softmax(1) * own).sum(1) / own.sum(1).clamp(min=1)).mean()
+    return (values * own).sum(1) / own.sum(1).clamp(min=1)
 
 
 def _linear(net: Net) -> tuple[Tensor, Tensor]:

@@ -7,6 +7,7 @@ from torch.nn import functional
 
 from protofed.errors import UserError
 from protofed.models.catalog import model_names
+from protofed.models.freezing import unwrapped
 from protofed.models.split import Split
 
 AdapterInit = Literal["zero_up", "kaiming"]
@@ -33,8 +34,8 @@ class Adapter(nn.Module):
         return adapted
 
 
-def with_adapters(base: Split, *, reduction: int, kernel: int, init: AdapterInit) -> Split:
-    """The model with stages `adapter1` to `adapter4`, one after each stage of the residual network."""
+def with_adapters(base: Split, *, reduction: int, kernel: int, init: AdapterInit, last: int = len(_STAGES)) -> Split:
+    """The model with stages `adapter1` to `adapter4`, one after each of the `last` stages of the residual network."""
     stages = base.stages()
     if not stages.keys() >= set(_STAGES):
         residual = ", ".join(name for name in model_names() if name.startswith(("efficientnet", "resnet")))
@@ -45,8 +46,8 @@ def with_adapters(base: Split, *, reduction: int, kernel: int, init: AdapterInit
     adapted: dict[str, nn.Module] = {}
     for name, stage in stages.items():
         adapted[name] = stage
-        if name in _STAGES:
-            channels = output_channels(stage)
+        if name in _STAGES[-last:]:
+            channels = output_channels(unwrapped(stage))
             adapted[name.replace("layer", "adapter")] = Adapter(channels, reduction, kernel, init)
     return Split(adapted, cut=base.cut, dim=base.dim, classes=base.classes)
 
