@@ -204,11 +204,13 @@ def test_what_one_exchange_reaches_stands_below_every_table_from_imagenet(name):
 
 def test_a_scale_that_a_table_lacks_is_refused():
     preset = find_preset("conffedproto.table1")
-    assert preset.selected_datasets(None, "imagenet") == ["cifar10"]
-    with pytest.raises(UserError, match=r"mnist of conffedproto\.table1 has no imagenet scale"):
-        preset.selected_datasets(["mnist"], "imagenet")
-    with pytest.raises(UserError, match=r"conffedproto\.figure5 has no imagenet scale"):
-        find_preset("conffedproto.figure5").selected_datasets(None, "imagenet")
+    assert preset.selected_datasets(None, "imagenet") == ["mnist", "cifar10"]
+    with pytest.raises(UserError, match=r"emnist of conffedproto\.table1 has no imagenet scale"):
+        preset.selected_datasets(["emnist"], "imagenet")
+
+
+def test_every_trained_table_and_figure_has_the_imagenet_scale():
+    assert not [name for name in EXPECTED if find_preset(name).trains and not find_preset(name).datasets_at("imagenet")]
 
 
 def test_a_row_may_have_options_of_its_own_at_one_scale():
