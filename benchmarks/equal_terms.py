@@ -28,7 +28,12 @@ OFFICE: dict[str, Any] = {"clients": "caltech=3,amazon=2,webcam=1,dslr=4", "frac
 HEAD: dict[str, Any] = {"train": "head", "views": 1, "rounds": 10, "epochs": 1, "evaluate_every": 1000}
 ADAPTERS: dict[str, Any] = {"views": 1, "rounds": 3, "epochs": 2, "evaluate_every": 1000}
 WITH_ADAPTERS = ("fedadapter", "fedadapter_noprox", "fedprototypical", "fedadapterproto")
-OURS = {"protoridge": {}, "protoridge, sites equal": {"balance": "site"}, "protoridge, sketch": {"gram": "sketch"}}
+OURS: dict[str, dict[str, Any]] = {
+    "protoridge": {},
+    "protoridge, sites equal": {"balance": "site"},
+    "protoridge, sketch": {"gram": "sketch"},
+    "protoridge, sketch of rank 8, sites equal": {"gram": "sketch", "rank": 8, "balance": "site"},
+}
 NO_ROWS = ("prototune", "protoridge", "centralized")
 """Trains more than the others do; has rows of its own; pools the data."""
 LADDER = ("30", "8", "3", "1")
