@@ -1,6 +1,8 @@
 """ProtoTune: who trains and who judges, the contrast, the choice, and a run whose left-out sites decide."""
 
+from dataclasses import replace
 from math import log
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ from safetensors.torch import load_file
 import protofed
 from protofed.closed_form.rotation import Turn, fold_of, rotation
 from protofed.errors import UserError
-from protofed.methods.prototune import TrainedRow, contrast, flattened, most_liked, own_class, restored
+from protofed.methods.prototune import ProtoTune, TrainedRow, contrast, flattened, most_liked, own_class, restored
 from protofed.records import ClassTable, Weights, encode
 
 
@@ -59,6 +61,30 @@ def test_values_of_the_own_class_are_averaged_over_the_domains_that_hold_it() ->
     table = ClassTable(torch.zeros(4, 2), torch.tensor([2.0, 1.0, 1.0, 0.0]))  # rows of two domains with two classes
     values = torch.tensor([[1.0, 2.0, 4.0, 8.0], [1.0, 2.0, 4.0, 8.0]])
     torch.testing.assert_close(own_class(values, table, torch.tensor([0, 1]), 2), torch.tensor([2.5, 2.0]))
+
+
+def _terms(make_at: Any, net: Any, h: torch.Tensor, y: torch.Tensor, **settings: Any) -> dict[str, torch.Tensor]:
+    """The loss of features h where one domain has the prototypes (1, 0) and (0, 1)."""
+    prototypes = SimpleNamespace(sums=ClassTable(torch.eye(2), torch.ones(2)))
+    method = ProtoTune(**settings)
+    at = make_at(down=prototypes)
+    at = replace(at, draw=method.draw(y, at, torch.Generator().manual_seed(0)))
+    return method.loss(net, h, y, at)
+
+
+def test_alignment_turns_features_towards_the_prototypes_of_their_class(make_at: Any, identity_net: Any) -> None:
+    h, y = torch.tensor([[0.6, 0.8], [0.0, 2.0]]), torch.tensor([0, 1])
+    terms = _terms(make_at, identity_net(), h, y, target="alignment")
+    assert list(terms) == ["alignment"]
+    torch.testing.assert_close(terms["alignment"], torch.tensor((0.4 + 0.0) / 2))
+
+
+def test_mixup_counts_by_its_weight(make_at: Any, identity_net: Any) -> None:
+    h, y = torch.tensor([[0.6, 0.8], [0.0, 1.0], [1.0, 0.0]]), torch.tensor([0, 1, 0])
+    once, thrice = (_terms(make_at, identity_net(), h, y, mixup=weight)["mixup"] for weight in (1.0, 3.0))
+    assert once > 0
+    torch.testing.assert_close(thrice, 3 * once)
+    assert "mixup" not in _terms(make_at, identity_net(), h, y)
 
 
 def test_a_class_without_a_prototype_adds_nothing() -> None:
