@@ -73,7 +73,7 @@ class ProtoTune(ProtoRidge):
     sends_down = "trained weights, head, class means of every domain"
     run_defaults = {"optimizer": "adam", "lr": 3e-4}
     trains_backbone = True
-    trained_stages = "last"
+    trained_stages = "stages=2"
     shares = everything
     steps = (Step(trains=everything - head),)
 
