@@ -30,7 +30,7 @@ def test_tables_are_at_hand_where_all_their_domains_are(data_root):
     assert "fedadapterproto.table1" not in there
     assert "conffedproto.table2" not in there, "it is computed, not trained"
     assert "i2pfl.table2, pacs: pacs lacks art_painting, cartoon" in left_out
-    assert "fedmp.table1, tb: it has no imagenet scale" in left_out
+    assert "conffedproto.table1, emnist: it has no imagenet scale" in left_out
     assert "fedmp.table1, busi: the data root has no busi" in left_out
 
 
