@@ -6,7 +6,6 @@ from statistics import mean
 from typing import Any
 
 import numpy as np
-from scipy.stats import spearmanr
 
 from protofed.explain.explanation import Explanation
 from protofed.explain.maps import Box, random_box
@@ -44,6 +43,8 @@ def agreement(explained: Mapping[str, Sequence[Explanation]], classes: Sequence[
 
 def _compared(one: Explanation, other: Explanation, rng: np.random.Generator) -> dict[str, Any]:
     """Two clients on one image; their maps say the same thing only where they speak for the same class."""
+    from scipy.stats import spearmanr  # scipy takes long to import
+
     nothing = {"class": None, "iou": None, "iou_random": None, "rank_correlation": None}
     if one.predicted != other.predicted:
         return {"same_class": 0.0, **nothing}

@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.spatial.distance import cdist
 from torch import Tensor
 
 from protofed.data.images import Images
@@ -260,6 +259,8 @@ def mixing(h: FloatArray, y: NDArray[np.int64], domain: NDArray[np.int64]) -> fl
     the expected score depends neither on how many there are nor on how they are divided between domains. None where
     no image has both kinds of company.
     """
+    from scipy.spatial.distance import cdist  # scipy takes long to import
+
     probabilities: list[float] = []
     for k in np.unique(y):
         rows, places = h[y == k], domain[y == k]
@@ -343,5 +344,7 @@ def _first_features(record: Record) -> Features | None:
 
 def hausdorff_distance(one: FloatArray, other: FloatArray) -> float:
     """The larger of the two ways from a point of one set to the nearest of the other, at its longest."""
+    from scipy.spatial.distance import cdist  # scipy takes long to import
+
     distance = cdist(one, other)
     return float(max(distance.min(1).max(), distance.min(0).max()))

@@ -5,7 +5,6 @@ from typing import NamedTuple
 import numpy as np
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from scipy import ndimage
 from torch import Tensor
 
 COARSE = 8
@@ -84,6 +83,8 @@ def peak_of(values: NDArray[np.floating]) -> Peak | None:
     In a flat map all values are nearly equal, or none stands out from the many that are equal to the percentile. Where
     the values lie so far apart that their box would tell no place, it is around the region that holds the highest.
     """
+    from scipy import ndimage  # scipy takes long to import
+
     if np.ptp(values) <= _FLAT_RANGE * np.abs(values).max():
         return None
     level = np.percentile(values, PERCENTILE)
