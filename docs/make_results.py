@@ -9,8 +9,20 @@
     leakage                   what an attack rebuilds, in a table about that
 
 `<!-- table: claims -->` is the matrix of claims.toml, whose words are written by hand and whose effects come from the
-files. All paired differences are drawn in differences.svg. `python docs/make_results.py --page FILE` prints an empty
-page for a file. The tests compare pages and picture with what this makes.
+files; `<!-- table: reruns -->` compares runs that were made again (docs/results/reruns) with those behind the pages.
+
+Figures in sentences are made as well: what stands between `<!-- figure: KEYS -->` and `<!-- end -->`. KEYS are those of
+claims.toml, as TOML with commas between them: `row`, and if need be `file` (else the first on the page), `column`,
+`view`, `metric`; then
+
+    row = "i2pfl"                                           its mean over seeds, in %
+    row = "i2pfl", against = "fedavg"                       the mean of paired differences, in points
+    row = "i2pfl", against = "fedavg", interval = true      with its interval
+    row = "i2pfl", paper = true                             the paper's figure, or difference
+    row = "i2pfl", against = "fedavg", cost = "bytes"       how many times as much was sent, or of "seconds" used
+
+and `digits` after the point. All paired differences are drawn in differences.svg. `python docs/make_results.py --page
+FILE` prints an empty page for a file. The tests compare pages and picture with what this makes.
 """
 
 import argparse
@@ -19,8 +31,10 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from html import escape
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
+from protofed.studies.schema import View
 from protofed.studies.statistics import PairedTest
 from protofed.studies.tables.result_tables import ResultTables, difference_text
 from protofed.studies.tables.results import read_results
@@ -28,6 +42,7 @@ from protofed.text import Table
 
 FOLDER = Path(__file__).parent / "results"
 MARKED = re.compile(r"(<!-- table: ([^>]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+FIGURE = re.compile(r"(<!-- figure: (.+?) -->)[^<]*(<!-- end -->)")
 _STARTS = {"lite": "scratch", "paper": "scratch", "imagenet": "ImageNet"}
 
 _ROW, _HEADER, _LEFT, _WIDTH, _MARGIN = 16, 26, 330, 460, 20
@@ -41,20 +56,24 @@ class Results:
 
     def __init__(self, folder: Path = FOLDER) -> None:
         self.folder = folder
-        self.files = {path.stem: ResultTables(read_results(path)) for path in sorted((folder / "data").glob("*.json"))}
+        self.files = _read_all(folder / "data")
+        self.again = _read_all(folder / "reruns")
 
     def rebuilt(self, page: str) -> str:
         """A page with everything between its marks made anew."""
-        return MARKED.sub(lambda found: f"{found[1]}\n{self.part(found[2])}\n\n{found[3]}", page)
+        named = (name for _, name, _ in MARKED.findall(page))
+        first = next((file for name in named if (file := name.split()[0]) in self.files), None)
+        page = MARKED.sub(lambda found: f"{found[1]}\n{self.part(found[2])}\n\n{found[3]}", page)
+        return FIGURE.sub(lambda found: f"{found[1]}{self.figure(found[2], first)}{found[3]}", page)
 
     def part(self, wanted: str) -> str:
         """What stands between the marks."""
         name, _, what = wanted.strip().partition(" ")
         if name == "claims":
             return self.claims().markdown()
-        if name not in self.files:
-            raise SystemExit(f"there is no {self.folder.name}/data/{name}.json; there are {', '.join(self.files)}")
-        tables = self.files[name]
+        if name == "reruns":
+            return self.reruns().markdown()
+        tables = self._file(name)
         if what == "about":
             return tables.about()
         if what in ("costs", "leakage"):
@@ -63,6 +82,33 @@ class Results:
         if metric not in ("accuracy", "auc") or view not in ("global", "personal"):
             raise SystemExit(f"{wanted!r}: a part is about, costs, leakage, or accuracy or auc with global or personal")
         return tables.table(metric, view).markdown()
+
+    def _file(self, name: str | None) -> ResultTables:
+        if name not in self.files:
+            raise SystemExit(f"there is no {self.folder.name}/data/{name}.json; there are {', '.join(self.files)}")
+        return self.files[name]
+
+    def figure(self, keys: str, file: str | None) -> str:
+        """What stands in a sentence."""
+        wanted = tomllib.loads(f"wanted = {{ {keys} }}")["wanted"]
+        tables = self._file(wanted.pop("file", file))
+        return _cost_ratio(tables, **wanted) if "cost" in wanted else _figure_text(tables, **wanted)
+
+    def reruns(self) -> Table:
+        """Runs that were made again, beside those behind the pages: the same seeds, columns and settings."""
+        rows = []
+        for name, tables in self.again.items():
+            view = _widest_view(tables)
+            before, again = (_figures_of_runs(each, view) for each in (self._file(name), tables))
+            for row in tables.content["rows"]:
+                common = [key for key in again if key in before and key[0] == row]
+                if common:
+                    largest = max(abs(again[key] - before[key]) for key in common)
+                    means = [100 * mean(each[key] for key in common) for each in (before, again)]
+                    figures = [f"{figure:.2f}" for figure in (*means, 100 * largest)]
+                    rows.append([name, row, str(len(common)), *figures, tables.content["date"]])
+        columns = ["file", "row", "runs", "on the page", "again", "largest difference", "day"]
+        return Table("Runs that were made again", columns, rows)
 
     def page(self, name: str) -> str:
         """A page about one file, without words."""
@@ -92,18 +138,16 @@ class Results:
         words = [f"**{found['verdict']}**"]
         if "file" in found:
             chosen = {key: found[key] for key in ("view", "column", "metric") if key in found}
-            test = self.files[found["file"]].difference(found["row"], found["against"], **chosen)
-            words.append(_effect(test))
+            words.append(_effect(self._file(found["file"]), found["row"], found["against"], **chosen))
         words += [found["words"]] if "words" in found else []
         link = f" ([page]({found['page']}))" if "page" in found else ""
         return ": ".join([words[0], "; ".join(words[1:])] if words[1:] else words) + link
 
     def differences(self) -> Iterator[tuple[str, str, list[tuple[str, PairedTest]]]]:
-        """Of every file its heading, its start, and its rows against the baseline in the first view it has."""
+        """Of every file its heading, its start, and its rows against the baseline in the view that most rows have."""
         for tables in self.files.values():
             content = tables.content
-            view = tables.views()[0]
-            tests = tables.differences("accuracy", view)
+            tests = tables.differences("accuracy", _widest_view(tables))
             known = [(row, test) for row, test in tests.items() if test is not None]
             if known:
                 start = _STARTS[content["scale"]]
@@ -145,9 +189,79 @@ class Results:
         (self.folder / "differences.svg").write_text(self.picture())
 
 
-def _effect(test: PairedTest | None) -> str:
+def _read_all(folder: Path) -> dict[str, ResultTables]:
+    return {path.stem: ResultTables(read_results(path)) for path in sorted(folder.glob("*.json"))}
+
+
+def _widest_view(tables: ResultTables) -> View:
+    """The view in which most rows have figures."""
+    return max(tables.views(), key=lambda view: len(tables.cells("accuracy", view)))
+
+
+def _figures_of_runs(tables: ResultTables, view: View) -> dict[tuple[str, str, int], float]:
+    """What every run came to, by row, column and seed."""
+    return {
+        (run["row"], run["condition"], run["seed"]): run["accuracy"][view]["value"]
+        for run in tables.content["runs"]
+        if view in run["accuracy"]
+    }
+
+
+def _points(difference: float, digits: int) -> str:
+    """With its sign; what rounds to nothing has none."""
+    text = f"{100 * difference:+.{digits}f}"
+    return text if float(text) else text[1:]
+
+
+def _figure_text(
+    tables: ResultTables,
+    row: str,
+    against: str | None = None,
+    paper: bool = False,
+    interval: bool = False,
+    digits: int = 1,
+    **cell: Any,
+) -> str:
+    """A figure in %, or a difference in points; the paper's has no seeds and counts as one."""
+    cell.setdefault("view", "global" if tables.figures(row) else "personal")
+
+    def by_seed(title: str) -> dict[int, float]:
+        return {0: tables.published(title, **cell)} if paper else tables.figures(title, **cell)
+
+    own = by_seed(row)
+    if against is None:
+        return f"{100 * mean(own.values()):.{digits}f}"
+    other = by_seed(against)
+    words = [_points(mean(own[seed] - other[seed] for seed in own.keys() & other.keys()), digits)]
+    test = tables.difference(row, against, **cell) if interval else None
+    if test is not None and test["interval"] is not None:
+        low, high = (_points(bound, digits) for bound in test["interval"])
+        words.append(f"[{low}, {high}]")
+    return " ".join(words)
+
+
+def _cost_ratio(tables: ResultTables, row: str, against: str, cost: str) -> str:
+    """How many times what the other takes, of bytes up and down or seconds of processor time."""
+
+    def of_a_run(title: str) -> float:
+        runs = [run for run in tables.content["runs"] if run["row"] == title]
+        if cost == "bytes":
+            return mean(sum(run["bytes"].values()) for run in runs)
+        return mean(run["cpu_seconds"] for run in runs if run["cpu_seconds"] is not None)
+
+    return _times(of_a_run(row) / of_a_run(against))
+
+
+def _times(ratio: float) -> str:
+    """As a fraction where it is less than one half."""
+    return f"{ratio:.2g}" if ratio >= 0.5 else f"1/{1 / ratio:.0f}"
+
+
+def _effect(tables: ResultTables, row: str, against: str, **cell: Any) -> str:
+    """A difference as the matrix of claims has it."""
+    test = tables.difference(row, against, **cell)
     if test is None:
-        return "one seed"
+        return f"{_figure_text(tables, row, against, digits=2, **cell)}, one seed"
     p = "" if test["p"] is None else f", p = {test['p']:.3f}"
     return f"{difference_text(test)}, {test['seeds']} seeds{p}"
 

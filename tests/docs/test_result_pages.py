@@ -4,9 +4,12 @@ import json
 import re
 import sys
 import tomllib
+from math import sqrt
 from pathlib import Path
+from statistics import stdev
 
 import pytest
+from scipy.stats import t
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "docs"))
@@ -22,7 +25,8 @@ CLAIMS = make_results.FOLDER / "claims.toml"
 def test_tables_are_those_of_the_files(page):
     text = page.read_text()
     assert RESULTS.rebuilt(text) == text, "python docs/make_results.py writes it anew"
-    assert text.count("<!-- table:") == text.count("<!-- end -->") == len(make_results.MARKED.findall(text))
+    marks = len(make_results.MARKED.findall(text)) + len(make_results.FIGURE.findall(text))
+    assert text.count("<!-- table:") + text.count("<!-- figure:") == text.count("<!-- end -->") == marks
 
 
 def test_the_picture_is_that_of_the_files():
@@ -44,6 +48,19 @@ def test_claims_name_files_rows_and_pages_that_exist():
                 assert {found["row"], found["against"]} <= rows.keys()
 
 
+def test_runs_made_again_agree_with_the_pages():
+    for name, again in RESULTS.again.items():
+        page = RESULTS.files[name]
+        view = make_results._widest_view(again)
+        before, now = (make_results._figures_of_runs(each, view) for each in (page, again))
+        assert before.keys() & now.keys(), f"{name}: nothing was made again"
+        for row, condition, seed in before.keys() & now.keys():
+            seeds = [figure for (one, column, _), figure in before.items() if (one, column) == (row, condition)]
+            half = 0.0 if len(seeds) == 1 else t.ppf(0.975, len(seeds) - 1) * stdev(seeds) / sqrt(len(seeds))
+            difference = abs(now[row, condition, seed] - before[row, condition, seed])
+            assert difference <= half + 1e-6, (name, row, condition, seed)
+
+
 @pytest.fixture
 def folder(tmp_path):
     """Results of another project: one file with two rows and three seeds."""
@@ -52,12 +69,16 @@ def folder(tmp_path):
         **{"preset": "p.t", "title": "T", "dataset": "d", "scale": "lite", "command": "c", "options": {"set": {}}},
         **{"date": "2026-01-01", "machine": "m", "versions": {"protofed": "1", "torch": "2"}},
         **{"baseline": "fedavg", "value": "average", "conditions": [], "domains": []},
-        "rows": {row: {"method": "x", "settings": {}, "paper": None} for row in scores},
+        "rows": {
+            row: {"method": "x", "settings": {}, "paper": {"global": {"average": paper}}}
+            for row, paper in zip(scores, (0.575, 0.5), strict=True)
+        },
         "runs": [
             {
                 **{"row": row, "condition": "", "seed": seed, "auc": {}, "leakage": {}, "converged": {}},
-                **{"accuracy": {"global": {"value": value, "parts": {}}}, "cpu_seconds": 1.0, "rounds": 1},
-                "bytes": {"up": 1, "down": 1},
+                **{"accuracy": {"global": {"value": value, "parts": {}}}, "rounds": 1},
+                "cpu_seconds": 5.0 if row == "fedavg" else 2.0,
+                "bytes": {"up": 20, "down": 12} if row == "fedavg" else {"up": 1, "down": 1},
             }
             for row, values in scores.items()
             for seed, value in enumerate(values)
@@ -71,14 +92,48 @@ def folder(tmp_path):
 def test_a_figure_that_was_changed_by_hand_is_noticed(folder):
     results = make_results.Results(folder)
     page = results.page("p.t-d-lite")
-    assert "| a < b | 62.00 | 9.54 | 3 | +2.00 [-0.48, +4.48] |" in page
+    assert "| a < b | 62.00 (50.00) | 9.54 | 3 | +2.00 [-0.48, +4.48] |" in page
     assert results.rebuilt(page) == page
-    changed = page.replace("62.00", "63.00")
+    changed = page.replace("62.00 (", "63.00 (")
     assert results.rebuilt(changed) == page
     with pytest.raises(SystemExit, match="there is no"):
         results.rebuilt("<!-- table: q about -->\n<!-- end -->")
     with pytest.raises(SystemExit, match="a part is"):
         results.rebuilt("<!-- table: p.t-d-lite median -->\n<!-- end -->")
+
+
+def test_figures_in_sentences_are_made_from_the_files(folder):
+    results = make_results.Results(folder)
+    page = results.page("p.t-d-lite")
+    made = {
+        'row = "a < b"': "62.0",
+        'row = "a < b", digits = 0': "62",
+        'row = "a < b", against = "fedavg"': "+2.0",
+        'row = "fedavg", against = "a < b", digits = 2': "-2.00",
+        'row = "fedavg", against = "fedavg"': "0.0",
+        'row = "a < b", against = "fedavg", interval = true': "+2.0 [-0.5, +4.5]",
+        'row = "fedavg", paper = true': "57.5",
+        'row = "a < b", against = "fedavg", paper = true': "-7.5",
+        'row = "a < b", against = "fedavg", cost = "bytes"': "1/16",
+        'row = "fedavg", against = "a < b", cost = "seconds"': "2.5",
+    }
+    for keys, figure in made.items():
+        marked = f"{page}It is <!-- figure: {keys} -->99.9<!-- end --> %.\n"
+        expected = f"{page}It is <!-- figure: {keys} -->{figure}<!-- end --> %.\n"
+        assert results.rebuilt(marked) == expected
+    with pytest.raises(SystemExit, match="there is no"):
+        results.rebuilt('<!-- figure: row = "fedavg" -->1<!-- end -->')
+
+
+def test_runs_made_again_stand_beside_those_of_the_page(folder):
+    again = json.loads((folder / "data" / "p.t-d-lite.json").read_text())
+    again["runs"] = [run for run in again["runs"] if run["row"] == "fedavg" and run["seed"] < 2]
+    again["runs"][1]["accuracy"]["global"]["value"] = 0.599
+    again["date"] = "2026-02-01"
+    (folder / "reruns").mkdir()
+    (folder / "reruns" / "p.t-d-lite.json").write_text(json.dumps(again))
+    (row,) = make_results.Results(folder).reruns().rows
+    assert row == ["p.t-d-lite", "fedavg", "2", "55.00", "54.95", "0.10", "2026-02-01"]
 
 
 def test_claims_take_their_effects_from_the_files(folder):

@@ -99,15 +99,22 @@ class ResultTables:
         averages = {title: {seed: each["average"] for seed, each in row.items()} for title, row in cells.items()}
         return paired_tests(averages, self.content["baseline"])
 
+    def figures(
+        self, row: str, view: View = "global", column: str = "average", metric: Metric = "accuracy"
+    ) -> dict[int, float]:
+        """One cell of a table, by seed."""
+        return {seed: each[column] for seed, each in self.cells(metric, view).get(row, {}).items()}
+
     def difference(
         self, row: str, against: str, view: View = "global", column: str = "average", metric: Metric = "accuracy"
     ) -> PairedTest | None:
         """One row against another over the seeds that both have; None where there are fewer than two."""
-        cells = self.cells(metric, view)
-        chosen = {
-            title: {seed: each[column] for seed, each in cells.get(title, {}).items()} for title in (row, against)
-        }
+        chosen = {title: self.figures(title, view, column, metric) for title in (row, against)}
         return paired_tests(chosen, against)[row]
+
+    def published(self, row: str, view: View = "global", column: str = "average") -> float:
+        """What the paper has in that cell; KeyError where it has nothing."""
+        return self._paper(row, view)[column]
 
     def _cells_of(self, records: Mapping[str, Any]) -> Cells | None:
         conditions = self.content["conditions"]
