@@ -20,6 +20,7 @@ SLIPS = {
 }
 
 EXPECTED = [
+    "conffedproto.common_test",
     "conffedproto.confidence",
     "conffedproto.figure4",
     "conffedproto.figure5",
