@@ -1,4 +1,4 @@
-"""Writes the figures on the pages of docs/results from the files in docs/results/data: `python docs/make_results.py`.
+"""Writes the figures on the pages about results from the files in docs/results/data: `python docs/make_results.py`.
 
 `protofed reproduce TABLE ... --results docs/results/data` makes the files. On a page, what stands between
 `<!-- table: FILE PART -->` and `<!-- end -->` is made from FILE.json; PART is one of
@@ -125,23 +125,30 @@ class Results:
         """Papers' claims, and what became of them from scratch and from ImageNet."""
         file = self.folder / "claims.toml"
         listed = tomllib.loads(file.read_text())["claims"] if file.exists() else []
-        rows = [
-            [claim["paper"], claim["claim"], self._outcome(claim.get("scratch")), self._outcome(claim.get("imagenet"))]
-            for claim in listed
-        ]
-        return Table("Claims", ["paper", "claim", "from scratch", "from ImageNet"], rows, numeric=False)
+        rows = []
+        for claim in listed:
+            starts = [claim.get(start) for start in ("scratch", "imagenet")]
+            published = self._published(next(filter(None, starts)))
+            rows.append([claim["paper"], claim["claim"], published, *(self._outcome(found) for found in starts)])
+        columns = ["paper", "claim", "there, in points", "from scratch", "from ImageNet"]
+        return Table("Claims", columns, rows, numeric=False)
+
+    def _published(self, found: Mapping[str, Any]) -> str:
+        """The paper's own difference, where it prints both figures for the same task."""
+        cell = {key: found[key] for key in ("view", "column") if key in found}
+        try:
+            return _figure_text(self._file(found["file"]), found["row"], found["against"], paper=True, **cell)
+        except KeyError:
+            return "-"
 
     def _outcome(self, found: Mapping[str, Any] | None) -> str:
         """The verdict in words, the effect with its interval from the runs, and where to read on."""
         if found is None:
             return "not measured"
-        words = [f"**{found['verdict']}**"]
-        if "file" in found:
-            chosen = {key: found[key] for key in ("view", "column", "metric") if key in found}
-            words.append(_effect(self._file(found["file"]), found["row"], found["against"], **chosen))
+        chosen = {key: found[key] for key in ("view", "column", "metric") if key in found}
+        words = [_effect(self._file(found["file"]), found["row"], found["against"], **chosen)]
         words += [found["words"]] if "words" in found else []
-        link = f" ([page]({found['page']}))" if "page" in found else ""
-        return ": ".join([words[0], "; ".join(words[1:])] if words[1:] else words) + link
+        return f"**{found['verdict']}**: {'; '.join(words)} ([page]({found['page']}))"
 
     def differences(self) -> Iterator[tuple[str, str, list[tuple[str, PairedTest]]]]:
         """Of every file its heading, its start, and its rows against the baseline in the view that most rows have."""
@@ -181,12 +188,17 @@ class Results:
 
     def write(self) -> None:
         """All pages and the picture."""
-        for page in sorted(self.folder.glob("*.md")):
+        for page in pages():
             text = page.read_text()
             made = self.rebuilt(text)
             if made != text:
                 page.write_text(made)
         (self.folder / "differences.svg").write_text(self.picture())
+
+
+def pages() -> list[Path]:
+    """Where figures are made: all that is about results."""
+    return [*sorted(FOLDER.glob("*.md")), FOLDER.parent / "choosing-a-method.md"]
 
 
 def _read_all(folder: Path) -> dict[str, ResultTables]:

@@ -1,4 +1,4 @@
-"""Figures on the pages of docs/results come from the files beside them: all is made again and compared."""
+"""Figures on pages about results come from the files in docs/results/data: all is made again and compared."""
 
 import json
 import re
@@ -17,7 +17,7 @@ sys.path.insert(0, str(ROOT / "docs"))
 import make_results  # noqa: E402
 
 RESULTS = make_results.Results()
-PAGES = sorted(make_results.FOLDER.glob("*.md"))
+PAGES = make_results.pages()
 CLAIMS = make_results.FOLDER / "claims.toml"
 
 
@@ -27,6 +27,30 @@ def test_tables_are_those_of_the_files(page):
     assert RESULTS.rebuilt(text) == text, "python docs/make_results.py writes it anew"
     marks = len(make_results.MARKED.findall(text)) + len(make_results.FIGURE.findall(text))
     assert text.count("<!-- table:") + text.count("<!-- figure:") == text.count("<!-- end -->") == marks
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_no_figure_is_typed_by_hand(page):
+    assert typed_figures(page.read_text()) == []
+
+
+def typed_figures(text):
+    """Percentages and differences that no mark makes; settings such as a rate of 0.01 are neither."""
+    made = make_results.FIGURE.sub("", make_results.MARKED.sub("", text))
+    prose = re.sub(r"`[^`]*`", "", re.sub(r"^(    |\|).*$", "", made, flags=re.MULTILINE))
+    tables = re.findall(r"^\|.*?(?:\| *[+-]?\d+\.\d|\d\d\.\d).*$", made, flags=re.MULTILINE)
+    return tables + re.findall(r"[+-]\d+\.\d+|\d+\.\d+ (?:%|points)", prose)
+
+
+def test_typed_figures_are_found():
+    mark = '<!-- figure: row = "a" -->+1.5<!-- end -->'
+    assert typed_figures(f"It gains {mark} points with a rate of 0.01.\n\n    --lr +0.5\n") == []
+    assert typed_figures("It gains +1.5.") == ["+1.5"]
+    assert typed_figures("It has 93.9 % and 2.5 points.") == ["93.9 %", "2.5 points"]
+    assert typed_figures("| a | 93.9 |") == ["| a | 93.9 |"]
+    assert typed_figures("| a | has 93.9 |") == ["| a | has 93.9 |"]
+    assert typed_figures("| a | 0.91 |") == ["| a | 0.91 |"]
+    assert typed_figures("| Dirichlet 0.1 | a |") == []
 
 
 def test_the_picture_is_that_of_the_files():
@@ -43,9 +67,8 @@ def test_claims_name_files_rows_and_pages_that_exist():
         for found in filter(None, (claim.get("scratch"), claim.get("imagenet"))):
             assert found["verdict"] in ("holds", "turns round", "does not hold", "not decided")
             assert "page" not in found or (make_results.FOLDER / found["page"]).is_file()
-            if "file" in found:
-                rows = RESULTS.files[found["file"]].content["rows"]
-                assert {found["row"], found["against"]} <= rows.keys()
+            rows = RESULTS.files[found["file"]].content["rows"]
+            assert {found["row"], found["against"]} <= rows.keys()
 
 
 def test_runs_made_again_agree_with_the_pages():
@@ -143,7 +166,7 @@ def test_claims_take_their_effects_from_the_files(folder):
     )
     (row,) = make_results.Results(folder).claims().rows
     # Gaps of 2, 3 and 1 points: t = 2 / (1 / sqrt 3) = 3.464 with two degrees of freedom, so p = 0.074.
-    assert row[2:] == ["**holds**: +2.00 [-0.48, +4.48], 3 seeds, p = 0.074 ([page](x.md))", "not measured"]
+    assert row[2:] == ["-7.5", "**holds**: +2.00 [-0.48, +4.48], 3 seeds, p = 0.074 ([page](x.md))", "not measured"]
 
 
 def test_differences_are_drawn_at_their_place(folder):
