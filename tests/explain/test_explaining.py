@@ -257,8 +257,11 @@ def test_explanations_of_the_papers_are_drawn(table: str, tmp_path: Path) -> Non
         # What the pictures come to is in the results, which can be read without them.
         scores = record["explanations"]
         assert scores["images"] == len(content["images"])
-        for key, agreed in scores["agreement"].items():
-            assert agreed == pytest.approx(content["agreement"]["overall"][key], abs=1e-6)
+        (pair,) = content["agreement"]["pairs"]
+        assert list(scores["agreement"]) == ["eyepacs-0 and idrid-0", "all"]
+        for who, compared in zip(scores["agreement"], (pair, content["agreement"]["overall"]), strict=True):
+            for key, agreed in scores["agreement"][who].items():
+                assert agreed == pytest.approx(compared[key], abs=1e-6)
         for number, client in enumerate(content["clients"]):
             curves, model = content["faithfulness"]["clients"][client], scores["models"][client]
             right = [image["clients"][number]["agrees"] for image in content["images"]]

@@ -209,7 +209,7 @@ def explained(agreed, **models):
     """Scores by hand; a model is (right, whole, blurred, blurred_random, nothing, pasted, pasted_random)."""
     return {
         "images": 8,
-        "agreement": dict(zip(AGREEMENT, agreed, strict=True)),
+        "agreement": {who: dict(zip(AGREEMENT, agreed, strict=True)) for who in ("a and b", "all")},
         "models": {name: dict(zip(FAITHFULNESS, figures, strict=True)) for name, figures in models.items()},
     }
 
@@ -226,6 +226,7 @@ def test_explanations_are_told_model_by_model():
     assert table.rows == [
         ["parts", "a", "0.75", "0.85", "0.55", "0.75", "0.15", "0.65", "0.25", "-", "-", "-", "-"],
         ["parts", "b", "0.50", "0.70", "0.60", "0.60", "0.30", "0.40", "0.40", "-", "-", "-", "-"],
+        ["parts", "a and b", "-", "-", "-", "-", "-", "-", "-", "0.60", "0.40", "0.10", "0.60"],
         ["parts", "all", "0.62", "0.80", "0.57", "0.70", "0.20", "0.57", "0.30", "0.60", "0.40", "0.10", "0.60"],
     ], "rows without explanations, and maps without a box, count for nothing"
     assert len(table.columns) == len(table.rows[0])

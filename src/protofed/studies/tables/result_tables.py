@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from protofed.studies.schema import View
 from protofed.studies.statistics import PairedTest, paired_tests, spread
-from protofed.studies.tables.explained import AGREEMENT, FAITHFULNESS, ExplanationScores
+from protofed.studies.tables.explained import AGREEMENT, ALL, FAITHFULNESS, ExplanationScores
 from protofed.studies.tables.results import ResultsContent
 from protofed.text import Table, percent, setting, size
 
@@ -174,21 +174,15 @@ def _leaked(ours: Sequence[float | None], paper: float | None) -> str:
 
 
 def _explained(title: str, runs: Sequence[ExplanationScores]) -> list[list[str]]:
-    """A line for each model, and one for all, which has their agreement."""
-    models = list(dict.fromkeys(name for run in runs for name in run["models"]))
-    lines = {name: [run["models"][name] for run in runs if name in run["models"]] for name in models}
-    lines["all"] = [scores for each in lines.values() for scores in each]
-    agreed = [_mean_text([run["agreement"][key] for run in runs]) for key in AGREEMENT]
-    return [
-        [
-            title,
-            name,
-            *(_mean_text([scores[key] for scores in line]) for key in FAITHFULNESS),
-            *(agreed if name == "all" else ["-"] * len(AGREEMENT)),
-        ]
-        for name, line in lines.items()
-        if line
-    ]
+    """A line for each model, one for each pair, and one for all."""
+    names = dict.fromkeys([name for run in runs for name in (*run["models"], *run["agreement"])])
+    lines = []
+    for name in [*(name for name in names if name != ALL), *([ALL] if runs else [])]:
+        alone = [model for run in runs for who, model in run["models"].items() if name in (who, ALL)]
+        agreed = [run["agreement"][name] for run in runs if name in run["agreement"]]
+        boxes = [_mean_text([scores[key] for scores in alone]) for key in FAITHFULNESS]
+        lines.append([title, name, *boxes, *(_mean_text([scores[key] for scores in agreed]) for key in AGREEMENT)])
+    return lines
 
 
 def _mean_text(figures: Sequence[float | None]) -> str:
