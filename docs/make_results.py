@@ -7,6 +7,7 @@
     accuracy global           figures by column, spread, paired differences; also `accuracy personal`, `auc global`, ...
     costs                     rounds, bytes and processor time of a run
     leakage                   what an attack rebuilds, in a table about that
+    explanations              whether boxes matter and models agree, in a figure that draws explanations
 
 `<!-- table: claims -->` is the matrix of claims.toml, whose words are written by hand and whose effects come from the
 files; `<!-- table: reruns -->` compares runs that were made again (docs/results/reruns) with those behind the pages.
@@ -76,11 +77,14 @@ class Results:
         tables = self._file(name)
         if what == "about":
             return tables.about()
-        if what in ("costs", "leakage"):
-            return (tables.costs() if what == "costs" else tables.leakage()).markdown()
+        plain = {"costs": tables.costs, "leakage": tables.leakage, "explanations": tables.explanations}
+        if what in plain:
+            return plain[what]().markdown()
         metric, _, view = what.partition(" ")
         if metric not in ("accuracy", "auc") or view not in ("global", "personal"):
-            raise SystemExit(f"{wanted!r}: a part is about, costs, leakage, or accuracy or auc with global or personal")
+            raise SystemExit(
+                f"{wanted!r}: a part is about, {', '.join(plain)}, or accuracy or auc with global or personal"
+            )
         return tables.table(metric, view).markdown()
 
     def _file(self, name: str | None) -> ResultTables:
@@ -116,7 +120,8 @@ class Results:
         content = tables.content
         parts = ["about", *(f"accuracy {view}" for view in tables.views())]
         parts += [*(f"auc {view}" for view in tables.views("auc"))]
-        parts += [*(["leakage"] if tables.leakage().rows else []), "costs"]
+        parts += [*(["leakage"] if tables.leakage().rows else [])]
+        parts += [*(["explanations"] if tables.explanations().rows else []), "costs"]
         blocks = [f"# {content['preset']}, {content['dataset']}, {content['scale']} scale: {content['title']}"]
         blocks += [f"<!-- table: {name} {part} -->\n<!-- end -->" for part in parts]
         return self.rebuilt("\n\n".join([*blocks, "What it shows:"]) + "\n")

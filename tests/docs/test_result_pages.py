@@ -16,6 +16,8 @@ sys.path.insert(0, str(ROOT / "docs"))
 
 import make_results  # noqa: E402
 
+from protofed.studies.tables.explained import FAITHFULNESS  # noqa: E402
+
 RESULTS = make_results.Results()
 PAGES = make_results.pages()
 CLAIMS = make_results.FOLDER / "claims.toml"
@@ -157,6 +159,19 @@ def test_runs_made_again_stand_beside_those_of_the_page(folder):
     (folder / "reruns" / "p.t-d-lite.json").write_text(json.dumps(again))
     (row,) = make_results.Results(folder).reruns().rows
     assert row == ["p.t-d-lite", "fedavg", "2", "55.00", "54.95", "0.10", "2026-02-01"]
+
+
+def test_a_page_has_explanations_where_some_were_drawn(folder):
+    assert "explanations" not in make_results.Results(folder).page("p.t-d-lite")
+    path = folder / "data" / "p.t-d-lite.json"
+    content = json.loads(path.read_text())
+    models = {"site-0": dict.fromkeys(FAITHFULNESS, 0.25)}
+    content["runs"][0]["explanations"] = {"images": 8, "agreement": {}, "models": models}
+    path.write_text(json.dumps(content))
+    page = make_results.Results(folder).page("p.t-d-lite")
+    assert "<!-- table: p.t-d-lite explanations -->" in page
+    assert "| fedavg | site-0 | 0.25 |" in page
+    assert page.index("explanations -->") < page.index("costs -->")
 
 
 def test_claims_take_their_effects_from_the_files(folder):

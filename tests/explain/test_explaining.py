@@ -26,6 +26,7 @@ from protofed.report.content import read
 from protofed.report.galleries import galleries
 from protofed.runs.opened import OpenRun
 from protofed.seeding import numpy_generator
+from protofed.studies.tables.results import read_results
 from protofed.testing import toy_data
 
 
@@ -236,23 +237,37 @@ def test_figures_of_the_papers_are_drawn(tmp_path: Path, capfd: pytest.CaptureFi
     assert (folder / "embeddings.png").exists()
 
 
-def test_explanations_of_the_papers_are_drawn(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Figure 4 of FedAdapterProto: a site that took no part is explained by the others' models."""
+@pytest.mark.parametrize("table", ["fedadapterproto.figure4", "fedadapterproto.figure4*"], ids=["one", "several"])
+def test_explanations_of_the_papers_are_drawn(table: str, tmp_path: Path) -> None:
+    """Figure 4 of FedAdapterProto: a site that took no part is explained by the others' models, seed by seed."""
     sites = ["eyepacs", "idrid", "aptos"]
     toy_data(tmp_path / "root" / "dr_fundus", sites, classes=5, train=40, test=20, size=16, channels=3)
-    words = ["reproduce", "fedadapterproto.figure4", "--data-root", str(tmp_path / "root"), "--engine", "loop"]
+    words = ["reproduce", table, "--data-root", str(tmp_path / "root"), "--engine", "loop", "--seeds", "0,1"]
     tiny = ["--rounds", "1", "--image-size", "16", "--set", "model.width=2", "--set", "prototype_dim=4"]
-    assert (
-        main([*words, *tiny, "--labels", "class0=healthy,class1-class4=diseased", "--out", str(tmp_path / "out")]) == 0
-    )
-    (drawn,) = [line for line in capfd.readouterr().out.splitlines() if line.startswith("drawn: ")]
-    page = Path(drawn.removeprefix("drawn: "))
-    content = json.loads((page.parent / "explanations.json").read_text())
-    assert page.exists()
-    assert content["clients"] == ["eyepacs-0", "idrid-0"]
-    assert {image["label"] for image in content["images"]} == {"diseased"}
-    assert content["projection"] is not None
-    assert content["faithfulness"] is not None
+    tiny += ["--labels", "class0=healthy,class1-class4=diseased"]
+    assert main([*words, *tiny, "--out", str(tmp_path / "out"), "--results", str(tmp_path / "data")]) == 0
+    drawn = sorted((tmp_path / "out").rglob("explanations/index.html"))
+    written = read_results(tmp_path / "data" / "fedadapterproto.figure4-external-lite.json")["runs"]
+    assert len(drawn) == len(written) == 2
+    for page, record in zip(drawn, written, strict=True):
+        content = json.loads((page.parent / "explanations.json").read_text())
+        assert content["clients"] == ["eyepacs-0", "idrid-0"]
+        assert {image["label"] for image in content["images"]} == {"diseased"}
+        assert content["projection"] is not None
+        # What the pictures come to is in the results, which can be read without them.
+        scores = record["explanations"]
+        assert scores["images"] == len(content["images"])
+        (pair,) = content["agreement"]["pairs"]
+        assert list(scores["agreement"]) == ["eyepacs-0 and idrid-0", "all"]
+        for who, compared in zip(scores["agreement"], (pair, content["agreement"]["overall"]), strict=True):
+            for key, agreed in scores["agreement"][who].items():
+                assert agreed == pytest.approx(compared[key], abs=1e-6)
+        for number, client in enumerate(content["clients"]):
+            curves, model = content["faithfulness"]["clients"][client], scores["models"][client]
+            right = [image["clients"][number]["agrees"] for image in content["images"]]
+            ends = (curves["deletion"][0], curves["deletion"][-1], curves["deletion_random"][-1])
+            ends += (curves["insertion"][0], curves["insertion"][-1], curves["insertion_random"][-1])
+            assert list(model.values()) == pytest.approx([sum(right) / len(right), *ends], abs=1e-6)
 
 
 def test_every_column_is_its_own_clients(parts_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -291,6 +291,16 @@ def test_the_cosine_of_the_medical_suite_is_half_way_at_its_end(scale):
     assert plan.lr_at(plan.rounds) == pytest.approx(0.5 * plan.lr)
 
 
+@pytest.mark.parametrize("dataset", ["tb", "dr", "busi"])
+def test_curves_from_imagenet_are_long_enough_to_settle(dataset):
+    """A curve settles after five scored rounds at the earliest: of five nothing could be told."""
+    options = make_options(find_preset("fedmp.figure7").run_options(dataset, "imagenet"))
+    plan = options.training_plan()
+    assert options.evaluate_every == 1
+    assert plan.rounds >= 15
+    assert plan.lr_at(plan.rounds) == pytest.approx(0.5 * plan.lr), "half way down, as in the tables"
+
+
 @pytest.mark.parametrize("table", ["table1", "table4", "figure7"])
 def test_fedmr_of_fedmps_tables_has_no_margins(table):
     (row,) = find_preset(f"fedmp.{table}").selected_rows(["fedmr"])

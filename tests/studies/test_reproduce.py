@@ -306,13 +306,20 @@ def test_leakage_of_fedmps_stages(data_root, tmp_path, monkeypatch):
     }
     found = reproduce("fedmp.table5", **chosen)
     table = found.tables()[0]
-    assert table.columns == ["features", "FID-like", "max SSIM", "min L2", "mean SSIM", "mean L2"]
+    assert table.columns[:7] == ["features", "FID-like", "max SSIM", "min L2", "mean SSIM", "mean L2", "L2 < 0.1"]
     assert [row[0] for row in table.rows] == ["1st stage", "4th stage"]
     assert table.rows[0][1].endswith("(820)")
     assert table.rows[1][3].endswith("(0.1979)")
     entry = found.content["datasets"]["dr"]["methods"]["1st stage"]
     assert entry["paper"]["leakage"] == {"FID": 820, "max SSIM": 0.7661, "min L2": 0.0801}
-    assert 0 < entry["leakage"]["figures"]["min L2"] < 1
+    figures = entry["leakage"]["figures"]
+    assert 0 < figures["min L2"] < figures["mean L2"] < 1
+    (run,) = entry["runs"][""]
+    audited = json.loads((tmp_path / run / "audit" / "audit.json").read_text())
+    (sent,) = [each for each in audited["reconstruction"] if each["source"] == "sent"]
+    assert figures["class mean: L2"] == sent["mean"]["class_mean_rms"], "what knowing the class alone gives"
+    assert figures["class mean: SSIM"] == sent["mean"]["class_mean_ssim"]
+    assert figures["class mean: L2 < 0.1"] == sent["mean"]["class_mean_below_risk_line"]
     assert "(0.7661)" in (tmp_path / "comparison.md").read_text()
 
     monkeypatch.setattr(leakage, "audit", None)

@@ -8,6 +8,7 @@ import pytest
 from protofed.errors import UserError
 from protofed.metrics import find_metric
 from protofed.runs.opened import Run
+from protofed.studies.tables.explained import AGREEMENT, FAITHFULNESS
 from protofed.studies.tables.reproduce import reproduce
 from protofed.studies.tables.result_tables import ResultTables
 from protofed.studies.tables.results import read_results, write_results
@@ -60,6 +61,7 @@ def content(runs, **changes):
                 "accuracy": {"global": view(value)},
                 "auc": {},
                 "leakage": {},
+                "explanations": {},
                 "converged": {},
                 "bytes": {"up": 1000 * (seed + 1), "down": 10},
                 "cpu_seconds": 4.0 + seed,
@@ -201,6 +203,43 @@ def test_leakage_and_the_round_it_settled_in_are_kept():
     tables = ResultTables(runs)
     assert tables.leakage().rows == [["1st stage", "-", "0.75 (0.7661)"], ["2nd stage", "-", "0.6"]]
     assert [row[2] for row in tables.costs().rows] == ["7.5", "-"]
+
+
+def explained(agreed, **models):
+    """Scores by hand; a model is (right, whole, blurred, blurred_random, nothing, pasted, pasted_random)."""
+    return {
+        "images": 8,
+        "agreement": {who: dict(zip(AGREEMENT, agreed, strict=True)) for who in ("a and b", "all")},
+        "models": {name: dict(zip(FAITHFULNESS, figures, strict=True)) for name, figures in models.items()},
+    }
+
+
+def test_explanations_are_told_model_by_model():
+    runs = content([("parts", "", 0, 0.5), ("parts", "", 1, 0.5), ("plain", "", 0, 0.5)])
+    flat = (0.5, None, None, None, None, None, None)
+    first = explained(
+        (0.5, 0.4, 0.1, 0.6), a=(1.0, 0.9, 0.5, 0.8, 0.1, 0.7, 0.2), b=(0.5, 0.7, 0.6, 0.6, 0.3, 0.4, 0.4)
+    )
+    second = explained((0.7, None, None, None), a=(0.5, 0.8, 0.6, 0.7, 0.2, 0.6, 0.3), b=flat)
+    runs["runs"][0]["explanations"], runs["runs"][1]["explanations"] = first, second
+    table = ResultTables(runs).explanations()
+    assert table.rows == [
+        ["parts", "a", "0.75", "0.85", "0.55", "0.75", "0.15", "0.65", "0.25", "-", "-", "-", "-"],
+        ["parts", "b", "0.50", "0.70", "0.60", "0.60", "0.30", "0.40", "0.40", "-", "-", "-", "-"],
+        ["parts", "a and b", "-", "-", "-", "-", "-", "-", "-", "0.60", "0.40", "0.10", "0.60"],
+        ["parts", "all", "0.62", "0.80", "0.57", "0.70", "0.20", "0.57", "0.30", "0.60", "0.40", "0.10", "0.60"],
+    ], "rows without explanations, and maps without a box, count for nothing"
+    assert len(table.columns) == len(table.rows[0])
+
+
+def test_files_of_earlier_versions_have_no_explanations(tmp_path):
+    old = content([("fedavg", "", 0, 0.5)])
+    del old["runs"][0]["explanations"]
+    path = tmp_path / "old.json"
+    path.write_text(json.dumps(old))
+    tables = ResultTables(read_results(path))
+    assert tables.explanations().rows == []
+    assert tables.content["runs"][0]["explanations"] == {}
 
 
 def test_files_can_be_read_line_by_line(data_root, tmp_path):

@@ -77,7 +77,8 @@ def reproduce_command(
         result = reproduce(
             table, out=out, **selection, seeds=run_seeds, shard=shard, callbacks=callbacks, **run_options
         )
-    pictures, files = _draw(result, out), _sum_up(result, out, results)
+    pictures = _draw(result, out)
+    files = _sum_up(result, out, results)  # with the scores of explanations that were drawn
     if as_json:
         print(json.dumps(result.content))
     elif not quiet:

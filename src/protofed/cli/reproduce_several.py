@@ -98,8 +98,8 @@ def _run(
                 callbacks=[] if quiet else [progress],
                 **run_options,
             )
+        redraw(result, own)  # scores of explanations are among the results
         write_results(result, own, summaries)
-        redraw(result, own)
     except UserError as error:
         return [Failure(table.preset.name, str(error), "")]
     return list(result.failures)

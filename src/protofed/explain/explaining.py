@@ -51,6 +51,8 @@ from protofed.runs.opened import GLOBAL, LAST, OpenRun
 from protofed.seeding import numpy_generator
 from protofed.system import one_thread, write_atomically
 
+FOLDER = "explanations"
+"""In the run's own folder, unless another is given: there the report of the run finds it."""
 INDEX = "explanations.json"
 
 _COMPRESSION = 4
@@ -101,7 +103,7 @@ def explain(
             else from_files(opened, Path(str(images)), count)
         )
         names = list(clients) if clients else [GLOBAL] if nobody_trained(opened) else opened.clients
-        folder = Path(out) if out is not None else opened.run.path / "explanations"
+        folder = Path(out) if out is not None else opened.run.path / FOLDER
         folder.mkdir(parents=True, exist_ok=True)
         how = _How(top, projected, evidence, shifts)
         explained = _ExplanationFolder(opened, selected, names, how, folder)

@@ -28,7 +28,7 @@ def redraw(result: Reproduction, out: Path) -> list[Path]:
             embed(runs, out=folder, domains=shown, label=drawing.label, hausdorff=drawing.hausdorff)
             made.append(folder / "embeddings.png")
         else:
-            made += [_explained(run, drawing, shown) for run in runs]
+            made += [_explained(run, drawing, shown) for run in _all_runs(block, out)]
     return made
 
 
@@ -38,9 +38,13 @@ def _first_runs(block: TrainedBlock, out: Path) -> list[Path]:
     return [out / paths[0] for paths in runs if paths]
 
 
+def _all_runs(block: TrainedBlock, out: Path) -> list[Path]:
+    """Every seed has scores of its own."""
+    return [out / path for entry in block["methods"].values() for paths in entry["runs"].values() for path in paths]
+
+
 def _explained(run: Path, drawing: FigureDrawing, shown: list[str] | None) -> Path:
-    """In the run's own folder, where its report finds it: with projected patches, and whether boxes matter."""
+    """In the run's own folder: with projected patches, and whether boxes matter."""
     domain = shown[0] if shown else next(iter(Run(run).config["data"]["domains"]))
-    folder = run / "explanations"
-    explain(run, domain=domain, label=drawing.label, count=drawing.count, project=True, faithful=True, out=folder)
-    return folder / "index.html"
+    made = explain(run, domain=domain, label=drawing.label, count=drawing.count, project=True, faithful=True)
+    return made.path / "index.html"

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from protofed.studies.schema import View
 from protofed.studies.statistics import PairedTest, paired_tests, spread
+from protofed.studies.tables.explained import AGREEMENT, ALL, FAITHFULNESS, ExplanationScores
 from protofed.studies.tables.results import ResultsContent
 from protofed.text import Table, percent, setting, size
 
@@ -79,6 +80,19 @@ class ResultTables:
             if runs:
                 rows.append([title, *(_leaked([run[column] for run in runs], paper.get(column)) for column in columns)])
         return Table("Images reconstructed from what was sent", ["features", *columns], rows)
+
+    def explanations(self) -> Table:
+        """Whether boxes matter to each model and whether models agree, mean over runs, each beside random boxes."""
+        rows: list[list[str]] = []
+        for title in self.content["rows"]:
+            scores = [run["explanations"] for run in self.content["runs"] if run["row"] == title]
+            rows += _explained(title, [each for each in scores if each])
+        boxes = ["right", "whole image", "box blurred", "random box blurred"]
+        boxes += ["all blurred", "box pasted in", "random box pasted in"]
+        agreed = ["same class", "IoU of boxes", "IoU of random boxes", "rank correlation"]
+        return Table(
+            "Explanations: probability of the prediction, agreement", ["method", "model", *boxes, *agreed], rows
+        )
 
     def cells(self, metric: Metric, view: View) -> dict[str, dict[int, Cells]]:
         """Every row that has the view, for the seeds that are complete under every condition."""
@@ -164,6 +178,23 @@ def _leaked(ours: Sequence[float | None], paper: float | None) -> str:
     known = [figure for figure in ours if figure is not None]
     text = f"{mean(known):.4g}" if len(known) == len(ours) else "-"
     return text if paper is None else f"{text} ({paper:g})"
+
+
+def _explained(title: str, runs: Sequence[ExplanationScores]) -> list[list[str]]:
+    """A line for each model, one for each pair, and one for all."""
+    names = dict.fromkeys([name for run in runs for name in (*run["models"], *run["agreement"])])
+    lines = []
+    for name in [*(name for name in names if name != ALL), *([ALL] if runs else [])]:
+        alone = [model for run in runs for who, model in run["models"].items() if name in (who, ALL)]
+        agreed = [run["agreement"][name] for run in runs if name in run["agreement"]]
+        boxes = [_mean_text([scores[key] for scores in alone]) for key in FAITHFULNESS]
+        lines.append([title, name, *boxes, *(_mean_text([scores[key] for scores in agreed]) for key in AGREEMENT)])
+    return lines
+
+
+def _mean_text(figures: Sequence[float | None]) -> str:
+    known = [figure for figure in figures if figure is not None]
+    return f"{mean(known):.2f}" if known else "-"
 
 
 def _own(settings: Mapping[str, Any]) -> str:

@@ -19,6 +19,7 @@ from protofed.runs.opened import Run
 from protofed.studies.comparison import by_domain, domains_of_clients, scored_parts
 from protofed.studies.convergence import Convergence
 from protofed.studies.schema import VIEWS, ReproducedMethod, Scale, View, is_trained
+from protofed.studies.tables.explained import ExplanationScores, explanation_scores
 from protofed.studies.tables.leakage import leakage
 from protofed.studies.tables.preset import Preset, PublishedRow
 from protofed.studies.tables.reproduction import Reproduction
@@ -38,7 +39,8 @@ class ViewRecord(TypedDict):
 
 
 class RunRecord(TypedDict):
-    """One run. AUC is there for two classes, of the models after the last round; leakage in tables about that.
+    """One run. AUC is there for two classes, of the models after the last round; leakage in tables about that, and
+    explanations in figures that draw them.
 
     `converged` is the round after which accuracy settled, by view, where enough rounds were scored.
     """
@@ -49,6 +51,7 @@ class RunRecord(TypedDict):
     accuracy: dict[View, ViewRecord]
     auc: dict[View, ViewRecord]
     leakage: dict[str, float | None]
+    explanations: ExplanationScores
     converged: dict[View, int]
     bytes: dict[str, int]
     cpu_seconds: float | None
@@ -115,6 +118,8 @@ def read_results(path: Path) -> ResultsContent:
         content: ResultsContent = json.loads(path.read_text())
     except ValueError:
         raise UserError(f"{path} is damaged: it is not JSON") from None
+    for run in content["runs"]:
+        run.setdefault("explanations", {})  # files of earlier versions have none
     return content
 
 
@@ -198,6 +203,7 @@ def _record(row: str, condition: str, run: Run, preset: Preset) -> RunRecord:
         },
         "auc": _auc(run, value),
         "leakage": (leakage([run]) or {}).get("figures", {}) if preset.kind == "leakage" else {},
+        "explanations": explanation_scores(run) if preset.draw and preset.draw.kind == "explanations" else {},
         "converged": {
             view: settled
             for view in views

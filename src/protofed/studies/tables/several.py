@@ -111,7 +111,8 @@ def write_page(results: Path, path: Path, left_out: Sequence[str], failures: Seq
         title = f"{content['preset']}, {content['dataset']}, {content['scale']}: {content['title']}"
         body += [tag("h2", title), tag("pre", tag("code", content["command"]))]
         shown = [tables.table("accuracy", view) for view in tables.views()]
-        shown += [*(tables.table("auc", view) for view in tables.views("auc")), tables.leakage(), tables.costs()]
+        shown += [*(tables.table("auc", view) for view in tables.views("auc")), tables.leakage()]
+        shown += [tables.explanations(), tables.costs()]
         body += [plain_table(table.title, table.columns, table.rows) for table in shown if table.rows]
     for heading, lines in (("Without a result", failures), ("Not available", left_out)):
         if lines:
