@@ -21,6 +21,8 @@ claims.toml, as TOML with commas between them: `row`, and if need be `file` (els
     row = "i2pfl", against = "fedavg", interval = true      with its interval
     row = "i2pfl", paper = true                             the paper's figure, or difference
     row = "i2pfl", against = "fedavg", cost = "bytes"       how many times as much was sent, or of "seconds" used
+    row = "4th stage", leaked = "min L2"                    a column of the table of leakage
+    row = "fedadapterproto", explained = "iou", of = "all"  a score of explanations, of a model, a pair or all
 
 and `digits` after the point. All paired differences are drawn in differences.svg. `python docs/make_results.py --page
 FILE` prints an empty page for a file. The tests compare pages and picture with what this makes.
@@ -96,7 +98,8 @@ class Results:
         """What stands in a sentence."""
         wanted = tomllib.loads(f"wanted = {{ {keys} }}")["wanted"]
         tables = self._file(wanted.pop("file", file))
-        return _cost_ratio(tables, **wanted) if "cost" in wanted else _figure_text(tables, **wanted)
+        kinds = {"cost": _cost_ratio, "leaked": _leakage_text, "explained": _explanation_text}
+        return next((kinds[key] for key in wanted if key in kinds), _figure_text)(tables, **wanted)
 
     def reruns(self) -> Table:
         """Runs that were made again, beside those behind the pages: the same seeds, columns and settings."""
@@ -267,6 +270,15 @@ def _cost_ratio(tables: ResultTables, row: str, against: str, cost: str) -> str:
         return mean(run["cpu_seconds"] for run in runs if run["cpu_seconds"] is not None)
 
     return _times(of_a_run(row) / of_a_run(against))
+
+
+def _leakage_text(tables: ResultTables, row: str, leaked: str) -> str:
+    return f"{mean(run['leakage'][leaked] for run in tables.content['runs'] if run['row'] == row):.3f}"
+
+
+def _explanation_text(tables: ResultTables, row: str, explained: str, of: str) -> str:
+    scores = [run["explanations"] for run in tables.content["runs"] if run["row"] == row]
+    return f"{mean((each['models'] | each['agreement'])[of][explained] for each in scores):.2f}"
 
 
 def _times(ratio: float) -> str:

@@ -16,7 +16,7 @@ sys.path.insert(0, str(ROOT / "docs"))
 
 import make_results  # noqa: E402
 
-from protofed.studies.tables.explained import FAITHFULNESS  # noqa: E402
+from protofed.studies.tables.explained import AGREEMENT, FAITHFULNESS  # noqa: E402
 
 RESULTS = make_results.Results()
 PAGES = make_results.pages()
@@ -128,6 +128,14 @@ def test_a_figure_that_was_changed_by_hand_is_noticed(folder):
 
 
 def test_figures_in_sentences_are_made_from_the_files(folder):
+    path = folder / "data" / "p.t-d-lite.json"
+    content = json.loads(path.read_text())
+    for run in content["runs"]:
+        run["leakage"] = {"min L2": 0.1 + 0.025 * run["seed"]}
+        models = {"site-0": {**dict.fromkeys(FAITHFULNESS, 0.5), "right": 0.75}}
+        agreement = {"all": {**dict.fromkeys(AGREEMENT, 0.5), "iou": 0.4}}
+        run["explanations"] = {"images": 8, "agreement": agreement, "models": models}
+    path.write_text(json.dumps(content))
     results = make_results.Results(folder)
     page = results.page("p.t-d-lite")
     made = {
@@ -141,6 +149,9 @@ def test_figures_in_sentences_are_made_from_the_files(folder):
         'row = "a < b", against = "fedavg", paper = true': "-7.5",
         'row = "a < b", against = "fedavg", cost = "bytes"': "1/16",
         'row = "fedavg", against = "a < b", cost = "seconds"': "2.5",
+        'row = "fedavg", leaked = "min L2"': "0.125",
+        'row = "fedavg", explained = "iou", of = "all"': "0.40",
+        'row = "fedavg", explained = "right", of = "site-0"': "0.75",
     }
     for keys, figure in made.items():
         marked = f"{page}It is <!-- figure: {keys} -->99.9<!-- end --> %.\n"
