@@ -67,6 +67,7 @@ ROWS = {
     "conffedproto, swapped": Row("conffedproto", swapped=True),
     "alone, cnn": Row("conffedproto", {"model": "cnn", **_WITHOUT}),
     "conffedproto, cnn": Row("conffedproto", {"model": "cnn"}),
+    "conffedproto, cnn, swapped": Row("conffedproto", {"model": "cnn"}, swapped=True),
 }
 
 
