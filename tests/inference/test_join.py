@@ -47,6 +47,17 @@ def test_its_model_goes_on_from_round_to_round(tiny_run: Any, newcomer: str, tmp
     assert first != last
 
 
+def test_it_stops_when_it_is_as_good_unless_it_goes_to_the_end(
+    tiny_run: Any, newcomer: str, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("protofed.inference.join._average_accuracy", lambda _: 0.0)  # reached at once
+    run = tiny_run("fedavg", rounds=1)
+    stopped = join(run.path, newcomer, out=tmp_path / "stopped", rounds=3)
+    whole = join(run.path, newcomer, out=tmp_path / "whole", rounds=3, to_the_end=True)
+    assert [len(stopped.rounds), len(whole.rounds)] == [1, 3]
+    assert stopped.reached == whole.reached == 1
+
+
 def test_snapshots_of_the_run_say_nothing_about_a_newcomer(tiny_run: Any, newcomer: str, tmp_path: Path) -> None:
     run = tiny_run("fedavg", rounds=3, snapshot_rounds="3")
     assert join(run.path, newcomer, out=tmp_path / "joined", rounds=1).rounds

@@ -89,6 +89,7 @@ def join(
     rounds: int = DEFAULT_ROUNDS,
     model: str | None = None,
     weights: str | None = None,
+    to_the_end: bool = False,
     tell: Callable[[JoinRound], None] | None = None,
     **own: Any,
 ) -> JoinResult | AdditionResult:
@@ -97,7 +98,8 @@ def join(
     Where the run's head was computed from sums over sites, the newcomer's are added instead, and `out` becomes the
     folder of a run in which it took part. Otherwise it begins with the global model where there is one; with `weights`,
     a backbone and a fresh head; with `model`, an architecture of its own, where nothing but prototypes is exchanged.
-    `own` are further options, which go before those of the run.
+    With `to_the_end` it trains all rounds, so that newcomers can be compared after as many steps. `own` are further
+    options, which go before those of the run.
     """
     folder = Path(out)
     if folder.exists():
@@ -114,7 +116,7 @@ def join(
         target = _average_accuracy(host)
         context, message, start = _newcomer(host, assembly, fresh=weights is not None or model is not None)
         (folder / "clients").mkdir(parents=True)
-        return _train(context, message, start, target, folder, tell)
+        return _train(context, message, start, target, folder, to_the_end, tell)
 
 
 def _average_accuracy(host: OpenRun) -> float:
@@ -216,6 +218,7 @@ def _train(
     start: str,
     target: float,
     folder: Path,
+    to_the_end: bool,
     tell: Callable[[JoinRound], None] | None,
 ) -> JoinResult:
     (client,) = context.partition.clients
@@ -234,7 +237,7 @@ def _train(
         write_atomically(folder / "model.safetensors", save(weights))
         if tell is not None:
             tell(rounds[-1])
-        if accuracy >= target:
+        if accuracy >= target and not to_the_end:
             break
     result = JoinResult(client, start, target, tuple(rounds))
     write_atomically(folder / "join.json", json.dumps(result.as_dict(), indent=2).encode() + b"\n")

@@ -106,10 +106,16 @@ def write_results(result: Reproduction, out: Path, folder: Path) -> list[Path]:
             continue
         if path.exists():
             content = _merged(read_results(path), content, path, result.preset)
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, _encoded(content))
-        written.append(path)
+        written.append(save_results(content, folder))
     return written
+
+
+def save_results(content: ResultsContent, folder: Path) -> Path:
+    """Write the file of a table, in place of one that is there."""
+    path = folder / f"{results_name(content['preset'], content['dataset'], content['scale'])}.json"
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, _encoded(content))
+    return path
 
 
 def read_results(path: Path) -> ResultsContent:
@@ -135,7 +141,7 @@ def _collected(
     runs = [_record(title, condition, run, preset) for (title, condition), several in opened.items() for run in several]
     first = next((run for several in opened.values() for run in several), None)
     conditions = preset.selected_conditions(dataset, scale, result.content["columns"])
-    options = _as_texts(result.content["options"])
+    options = as_texts(result.content["options"])
     return {
         "preset": preset.name,
         "title": preset.title,
@@ -143,7 +149,7 @@ def _collected(
         "scale": scale,
         "command": _command(preset.name, dataset, scale, result.content["seeds"], options),
         "options": options,
-        "common": _as_texts(preset.run_options(dataset, scale, result.content["options"])),
+        "common": as_texts(preset.run_options(dataset, scale, result.content["options"])),
         "date": datetime.date.today().isoformat(),
         "machine": describe_machine(),
         "versions": first.config["versions"] if first else {},
@@ -163,7 +169,7 @@ def _collected(
     }
 
 
-def _as_texts(options: Mapping[str, Any]) -> dict[str, Any]:
+def as_texts(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options that decide what comes out, as the command line has them."""
     plain = {key: str(value) for key, value in options.items() if key not in {*MAY_CHANGE, *MOVES, "set"}}
     return {**plain, "set": {key: str(value) for key, value in options["set"].items()}}
