@@ -77,8 +77,7 @@ def reproduce_command(
         result = reproduce(
             table, out=out, **selection, seeds=run_seeds, shard=shard, callbacks=callbacks, **run_options
         )
-    pictures = _draw(result, out)
-    files = _sum_up(result, out, results)  # with the scores of explanations that were drawn
+    pictures, files = _draw(result, out), _sum_up(result, out, results)  # files have the scores of what was drawn
     if as_json:
         print(json.dumps(result.content))
     elif not quiet:

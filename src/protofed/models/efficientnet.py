@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from protofed.errors import UserError
 from protofed.models.catalog import register_model, require_side
+from protofed.models.fast.depthwise import convolved_depthwise, worth_pieces
 from protofed.models.split import ImageShape, Split
 
 FEATURES = 1280
@@ -55,6 +56,9 @@ _ROWS = (
 class SameConv2d(nn.Conv2d):
     """A convolution padded as TensorFlow's "same": ceil(side / stride) positions, the odd row of zeros at the end."""
 
+    in_pieces = False
+    """Whether wide depthwise kernels get their gradient a few columns at a time, where that is faster."""
+
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, groups: int = 1) -> None:
         super().__init__(inputs, outputs, kernel, stride, groups=groups, bias=False)
 
@@ -67,6 +71,8 @@ class SameConv2d(nn.Conv2d):
         padding: tuple[int, int] = (top, left)
         if (top, left) != (bottom, right):
             x, padding = functional.pad(x, (left, right, top, bottom)), (0, 0)
+        if self.in_pieces and worth_pieces(x, self.weight):
+            return convolved_depthwise(x, self.weight, self.stride, padding)  # type: ignore[arg-type]
         return functional.conv2d(x, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from protofed.errors import UserError
+from protofed.models.efficientnet import SameConv2d
 from protofed.models.layers import ConvPoolReLU
 
 LAYOUTS = ("auto", "standard", "channels-last", "strips")
@@ -73,20 +74,24 @@ def laid_out(model: M, layout: str) -> M:
     """The model itself with its kernels in `layout`; their inputs follow."""
     for part in _strippable(model):
         part.in_strips = layout == "strips"
+    for module in model.modules():
+        if isinstance(module, SameConv2d):
+            module.in_pieces = layout == "channels-last"
     return model.to(memory_format=_FORMATS[layout])  # type: ignore[call-overload, no-any-return]
 
 
 @contextmanager
 def torchs_own_kernels(model: nn.Module) -> Iterator[None]:
     """Inside, the model uses torch's own operators only: `torch.func` and exporters know no others."""
-    changed = [part for part in _strippable(model) if part.in_strips]
-    for part in changed:
-        part.in_strips = False
+    ways = ("in_strips", "in_pieces")
+    changed = [(part, way) for part in model.modules() for way in ways if getattr(part, way, False)]
+    for part, way in changed:
+        setattr(part, way, False)
     try:
         yield
     finally:
-        for part in changed:
-            part.in_strips = True
+        for part, way in changed:
+            setattr(part, way, True)
 
 
 def _strippable(model: nn.Module) -> list[ConvPoolReLU]:
