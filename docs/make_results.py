@@ -14,7 +14,7 @@ files; `<!-- table: reruns -->` compares runs that were made again (docs/results
 
 Figures in sentences are made as well: what stands between `<!-- figure: KEYS -->` and `<!-- end -->`. KEYS are those of
 claims.toml, as TOML with commas between them: `row`, and if need be `file` (else the first on the page), `column`,
-`view`, `metric`; then
+`view`, `metric`, `against_view`; then
 
     row = "i2pfl"                                           its mean over seeds, in %
     row = "i2pfl", against = "fedavg"                       the mean of paired differences, in points
@@ -143,7 +143,7 @@ class Results:
 
     def _published(self, found: Mapping[str, Any]) -> str:
         """The paper's own difference, where it prints both figures for the same task."""
-        cell = {key: found[key] for key in ("view", "column") if key in found}
+        cell = {key: found[key] for key in ("view", "column", "against_view") if key in found}
         try:
             return _figure_text(self._file(found["file"]), found["row"], found["against"], paper=True, **cell)
         except KeyError:
@@ -153,7 +153,7 @@ class Results:
         """The verdict in words, the effect with its interval from the runs, and where to read on."""
         if found is None:
             return "not measured"
-        chosen = {key: found[key] for key in ("view", "column", "metric") if key in found}
+        chosen = {key: found[key] for key in ("view", "column", "metric", "against_view") if key in found}
         words = [_effect(self._file(found["file"]), found["row"], found["against"], **chosen)]
         words += [found["words"]] if "words" in found else []
         return f"**{found['verdict']}**: {'; '.join(words)} ([page]({found['page']}))"
@@ -182,7 +182,7 @@ class Results:
         height = y + 2 * _MARGIN
         axis = [
             f'<line x1="{_x(tick):.1f}" x2="{_x(tick):.1f}" y1="{_MARGIN}" y2="{y}" class="grid"/>'
-            f'<text x="{_x(tick):.1f}" y="{y + 16}" text-anchor="middle">{tick:+.0f}</text>'
+            f'<text x="{_x(tick):.1f}" y="{y + 16}" text-anchor="middle">{f"{tick:+.0f}" if tick else "0"}</text>'
             for tick in (-_MOST, -_MOST / 2, 0.0, _MOST / 2, _MOST)
         ]
         style = (
@@ -245,15 +245,17 @@ def _figure_text(
     """A figure in %, or a difference in points; the paper's has no seeds and counts as one."""
     cell.setdefault("view", "global" if tables.figures(row) else "personal")
 
-    def by_seed(title: str) -> dict[int, float]:
+    other_view = {"view": cell.pop("against_view", cell["view"])}
+
+    def by_seed(title: str, **cell: Any) -> dict[int, float]:
         return {0: tables.published(title, **cell)} if paper else tables.figures(title, **cell)
 
-    own = by_seed(row)
+    own = by_seed(row, **cell)
     if against is None:
         return f"{100 * mean(own.values()):.{digits}f}"
-    other = by_seed(against)
+    other = by_seed(against, **cell | other_view)
     words = [_points(mean(own[seed] - other[seed] for seed in own.keys() & other.keys()), digits)]
-    test = tables.difference(row, against, **cell) if interval else None
+    test = tables.difference(row, against, **cell, against_view=other_view["view"]) if interval else None
     if test is not None and test["interval"] is not None:
         low, high = (_points(bound, digits) for bound in test["interval"])
         words.append(f"[{low}, {high}]")

@@ -232,6 +232,17 @@ def test_label_skew_is_scored_on_the_clients_own_holdout(method: str, tiny_run: 
     assert tiny_run(method, rounds=1).config["personal_test"] == "own domain's test set"
 
 
+def test_clients_without_a_shared_model_or_holdout_are_scored_on_the_only_domain(make_data: Any, tiny_run: Any) -> None:
+    dealt = {"protocol": "iid=3", "rounds": 1, "set": {"data.holdout": 0}}
+    run = tiny_run("fedproto", make_data(["a"]), **dealt)
+    assert set(run.summary["accuracy"]["personal"]) == {"client-0", "client-1", "client-2", "average"}
+    size = run.config["data"]["domains"]["a"]["test"]
+    assert all(len(each.labels) == size for each in run.predictions().views["personal"].values())
+    assert tiny_run("fedavg", make_data(["a"]), **dealt).summary["accuracy"]["personal"] is None, "it has a global view"
+    several = tiny_run("fedproto", make_data(["a", "b"]), **dealt)
+    assert several.summary["accuracy"]["personal"] is None, "images of two domains are pooled"
+
+
 def test_local_view(tiny_run: Any) -> None:
     run = tiny_run("fedavg", evaluate_local=True, epochs=3, lr=0.05)
     accuracy = run.rounds[-1]["accuracy"]

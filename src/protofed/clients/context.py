@@ -70,6 +70,17 @@ class RunContext:
         """The architecture of the server, and of all clients where there is only one."""
         return self.models[0]
 
+    @cached_property
+    def tested_on(self) -> dict[str, str]:
+        """The domain whose test set a client's own model is scored on where the client keeps no images for that.
+
+        It is the client's own. Where images are pooled there is none, unless all are of one domain and clients share no
+        model that could be scored on it.
+        """
+        domains = list(self.dataset.domains)
+        only = domains[0] if self.method.kind == "personal" and len(domains) == 1 else ""
+        return {client: domain or only for client, domain in self.partition.domain.items()}
+
     def precision(self) -> AbstractContextManager[None]:
         """What a loss or a prediction is computed in."""
         return torch.autocast(self.device.type, torch.bfloat16) if self.autocast else nullcontext()

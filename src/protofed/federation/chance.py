@@ -41,9 +41,9 @@ def _personal(context: RunContext, domains: Mapping[str, Score]) -> dict[str, An
         classes = len(context.dataset.classes)
         own = {client: labels[torch.from_numpy(partition.holdout[client])] for client in partition.clients}
         return client_view({client: _most_frequent(y, classes) for client, y in own.items()})
-    if not all(partition.domain.values()):
+    if not all(context.tested_on.values()):
         return None
-    return client_view({client: domains[partition.domain[client]] for client in partition.clients})
+    return client_view({client: domains[domain] for client, domain in context.tested_on.items()})
 
 
 def _most_frequent(y: Tensor, classes: int) -> Score:

@@ -162,7 +162,7 @@ class Evaluator:
 
     def project(self, round: int, broadcast_to: Callable[[str], Message]) -> dict[str, Any]:
         """Let every client project its part prototypes; the accuracy of each client's model before and after."""
-        domain = self._context.partition.domain
+        domain = self._context.tested_on
         jobs = [
             Project(round, client, None if self._own_holdout else domain[client])
             for client in self._context.partition.clients
@@ -180,13 +180,13 @@ class Evaluator:
         broadcast_to: Callable[[str], Message],
         global_model: Message | None,
     ) -> dict[str, Any] | None:
-        partition = self._context.partition
-        if not self._own_holdout and not all(partition.domain.values()):
-            return None  # pooled data has no domain of its own
+        tested_on = self._context.tested_on
+        if not self._own_holdout and not all(tested_on.values()):
+            return None
         method = self._context.method
         if domains is not None and method.kind == "global" and method.predicts_alike and not self._own_holdout:
             # Every client would use the server's model on its own domain, which has just been scored.
-            scores = {client: domains[domain] for client, domain in partition.domain.items()}
+            scores = {client: domains[domain] for client, domain in tested_on.items()}
         elif global_model is not None and self._uses_servers_model("personal") and not self._engine.scattered:
             # The model that is saved, which need not be the one that is sent.
             scores = self._client_scores("global", round, lambda _: global_model, keep=self._kept is not None)
@@ -261,7 +261,7 @@ class Evaluator:
 
     def _scoring_key(self, view: View, client: str, message: Message, validates: bool) -> _ScoringKey:
         own = validates or self._own_holdout
-        test = (client if own else self._context.partition.domain[client], validates)
+        test = (client if own else self._context.tested_on[client], validates)
         if not self._network_decides:
             return _ScoringKey(client, id(message), client, test)
         if self._uses_servers_model(view):
@@ -279,7 +279,7 @@ class Evaluator:
         jobs: dict[Evaluate, Sequence[_ScoringKey]] = {}
         for group in self._group_by_network(clients) if share else [[key] for key in clients]:
             first, *others = (clients[key] for key in group)
-            domain = None if own else self._context.partition.domain[first]
+            domain = None if own else self._context.tested_on[first]
             jobs[Evaluate(view, round, first, domain, validates, tuple(others))] = group
         return jobs
 

@@ -81,7 +81,7 @@ def kept_predictions(
     for view, scores in views.items():
         for part, score in scores.items():
             if view == "personal":
-                test = images.client(part) if own_tests else images.domain(context.partition.domain[part])
+                test = images.client(part) if own_tests else images.domain(context.tested_on[part])
             else:
                 test = images.domain(part)
             predicted = images.predicted(test, score)

@@ -120,11 +120,22 @@ class ResultTables:
         return {seed: each[column] for seed, each in self.cells(metric, view).get(row, {}).items()}
 
     def difference(
-        self, row: str, against: str, view: View = "global", column: str = "average", metric: Metric = "accuracy"
+        self,
+        row: str,
+        against: str,
+        view: View = "global",
+        column: str = "average",
+        metric: Metric = "accuracy",
+        against_view: View | None = None,
     ) -> PairedTest | None:
-        """One row against another over the seeds that both have; None where there are fewer than two."""
-        chosen = {title: self.figures(title, view, column, metric) for title in (row, against)}
-        return paired_tests(chosen, against)[row]
+        """One row against another over the seeds that both have; None where there are fewer than two.
+
+        `against_view` is for rows that have no view in common but were tested on the same images.
+        """
+        own, other = (
+            self.figures(title, each, column, metric) for title, each in ((row, view), (against, against_view or view))
+        )
+        return paired_tests({row: own, against: other}, against)[row]
 
     def published(self, row: str, view: View = "global", column: str = "average") -> float:
         """What the paper has in that cell; KeyError where it has nothing."""
