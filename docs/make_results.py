@@ -32,13 +32,13 @@ import argparse
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from html import escape
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from forest_plot import Group, forest_plot
+
 from protofed.studies.schema import View
-from protofed.studies.statistics import PairedTest
 from protofed.studies.tables.result_tables import ResultTables, difference_text
 from protofed.studies.tables.results import read_results
 from protofed.text import Table
@@ -47,11 +47,6 @@ FOLDER = Path(__file__).parent / "results"
 MARKED = re.compile(r"(<!-- table: ([^>]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 FIGURE = re.compile(r"(<!-- figure: (.+?) -->)[^<]*(<!-- end -->)")
 _STARTS = {"lite": "scratch", "paper": "scratch", "imagenet": "ImageNet"}
-
-_ROW, _HEADER, _LEFT, _WIDTH, _MARGIN = 16, 26, 330, 460, 20
-_MOST = 20.0
-"""Points to either side of no difference; what lies beyond is drawn at the edge."""
-_COLOURS = {"scratch": "#8a6d3b", "ImageNet": "#1f6feb"}
 
 
 class Results:
@@ -158,8 +153,8 @@ class Results:
         words += [found["words"]] if "words" in found else []
         return f"**{found['verdict']}**: {'; '.join(words)} ([page]({found['page']}))"
 
-    def differences(self) -> Iterator[tuple[str, str, list[tuple[str, PairedTest]]]]:
-        """Of every file its heading, its start, and its rows against the baseline in the view that most rows have."""
+    def differences(self) -> Iterator[Group]:
+        """Of every file its rows against the baseline in the view that most rows have."""
         for tables in self.files.values():
             content = tables.content
             tests = tables.differences("accuracy", _widest_view(tables))
@@ -167,32 +162,11 @@ class Results:
             if known:
                 start = _STARTS[content["scale"]]
                 heading = f"{content['preset']}, {content['dataset']}, {start}, against {content['baseline']}"
-                yield heading, start, known
+                yield Group(heading, start, known)
 
     def picture(self) -> str:
         """All paired differences with their intervals, as SVG."""
-        lines: list[str] = []
-        y = _MARGIN
-        for heading, start, tests in self.differences():
-            y += _HEADER
-            lines.append(f'<text x="{_MARGIN}" y="{y - 8}" class="heading">{escape(heading)}</text>')
-            for row, test in tests:
-                lines += _drawn(row, test, y, _COLOURS[start])
-                y += _ROW
-        height = y + 2 * _MARGIN
-        axis = [
-            f'<line x1="{_x(tick):.1f}" x2="{_x(tick):.1f}" y1="{_MARGIN}" y2="{y}" class="grid"/>'
-            f'<text x="{_x(tick):.1f}" y="{y + 16}" text-anchor="middle">{f"{tick:+.0f}" if tick else "0"}</text>'
-            for tick in (-_MOST, -_MOST / 2, 0.0, _MOST / 2, _MOST)
-        ]
-        style = (
-            "text{font:12px sans-serif;fill:#444}.heading{font-weight:bold}.grid{stroke:#bbb;stroke-width:.5}"
-            "@media(prefers-color-scheme:dark){text{fill:#ccc}.grid{stroke:#555}}"
-        )
-        title = "<title>Paired differences in points of accuracy, with 95 % intervals over seeds</title>"
-        size = f'width="{_LEFT + _WIDTH + _MARGIN}" height="{height}"'
-        body = "\n".join([f"<style>{style}</style>", title, *axis, *lines])
-        return f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">\n{body}\n</svg>\n'
+        return forest_plot(self.differences())
 
     def write(self) -> None:
         """All pages and the picture."""
@@ -295,31 +269,6 @@ def _effect(tables: ResultTables, row: str, against: str, **cell: Any) -> str:
         return f"{_figure_text(tables, row, against, digits=2, **cell)}, one seed"
     p = "" if test["p"] is None else f", p = {test['p']:.3f}"
     return f"{difference_text(test)}, {test['seeds']} seeds{p}"
-
-
-def _x(points: float) -> float:
-    """Where so many points lie in the picture."""
-    inside = max(-_MOST, min(_MOST, points))
-    return _LEFT + _WIDTH * (inside + _MOST) / (2 * _MOST)
-
-
-def _drawn(row: str, test: PairedTest, y: int, colour: str) -> list[str]:
-    """One row: its name, its interval, its mean; hollow where the mean lies beyond the edge."""
-    middle = y + _ROW / 2
-    points = 100 * test["difference"]
-    fill = colour if abs(points) <= _MOST else "none"
-    lines = [
-        f'<text x="{_LEFT - 10}" y="{middle + 4:.1f}" text-anchor="end">{escape(row)}</text>',
-        f'<circle cx="{_x(points):.1f}" cy="{middle:.1f}" r="3.5" fill="{fill}" stroke="{colour}">'
-        f"<title>{escape(f'{row}: {difference_text(test)}')}</title></circle>",
-    ]
-    if test["interval"] is not None:
-        low, high = (_x(100 * bound) for bound in test["interval"])
-        lines.append(
-            f'<line x1="{low:.1f}" x2="{high:.1f}" y1="{middle:.1f}" y2="{middle:.1f}" '
-            f'stroke="{colour}" stroke-width="1.5"/>'
-        )
-    return lines
 
 
 def main() -> None:

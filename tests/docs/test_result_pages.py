@@ -14,6 +14,7 @@ from scipy.stats import t
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "docs"))
 
+import forest_plot  # noqa: E402
 import make_results  # noqa: E402
 
 from protofed.studies.tables.explained import AGREEMENT, FAITHFULNESS  # noqa: E402
@@ -197,8 +198,8 @@ def test_claims_take_their_effects_from_the_files(folder):
 
 def test_differences_are_drawn_at_their_place(folder):
     picture = make_results.Results(folder).picture()
-    zero = make_results._LEFT + make_results._WIDTH / 2
-    per_point = make_results._WIDTH / 40
+    zero = forest_plot._LEFT + forest_plot._WIDTH / 2
+    per_point = forest_plot._WIDTH / 40
     assert f'cx="{zero + 2 * per_point:.1f}"' in picture
     assert f'x1="{zero - 0.4841 * per_point:.1f}" x2="{zero + 4.4841 * per_point:.1f}"' in picture
     assert "a &lt; b" in picture
