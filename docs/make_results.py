@@ -10,7 +10,8 @@
     explanations              whether boxes matter and models agree, in a figure that draws explanations
 
 `<!-- table: claims -->` is the matrix of claims.toml, whose words are written by hand and whose effects come from the
-files; `<!-- table: reruns -->` compares runs that were made again (docs/results/reruns) with those behind the pages.
+files; `<!-- table: orders -->` sets the order of methods beside the papers'; `<!-- table: reruns -->` compares runs
+that were made again (docs/results/reruns) with those behind the pages.
 
 Figures in sentences are made as well: what stands between `<!-- figure: KEYS -->` and `<!-- end -->`. KEYS are those of
 claims.toml, as TOML with commas between them: `row`, and if need be `file` (else the first on the page), `column`,
@@ -32,11 +33,13 @@ import argparse
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 from forest_plot import Group, forest_plot
+from scipy.stats import kendalltau
 
 from protofed.studies.schema import View
 from protofed.studies.tables.result_tables import ResultTables, difference_text
@@ -46,6 +49,7 @@ from protofed.text import Table
 FOLDER = Path(__file__).parent / "results"
 MARKED = re.compile(r"(<!-- table: ([^>]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 FIGURE = re.compile(r"(<!-- figure: (.+?) -->)[^<]*(<!-- end -->)")
+_FEWEST_IN_ORDER = 4
 _STARTS = {"lite": "scratch", "paper": "scratch", "imagenet": "ImageNet"}
 
 
@@ -67,10 +71,9 @@ class Results:
     def part(self, wanted: str) -> str:
         """What stands between the marks."""
         name, _, what = wanted.strip().partition(" ")
-        if name == "claims":
-            return self.claims().markdown()
-        if name == "reruns":
-            return self.reruns().markdown()
+        of_all = {"claims": self.claims, "orders": self.orders, "reruns": self.reruns}
+        if name in of_all:
+            return of_all[name]().markdown()
         tables = self._file(name)
         if what == "about":
             return tables.about()
@@ -111,6 +114,18 @@ class Results:
                     rows.append([name, row, str(len(common)), *figures, tables.content["date"]])
         columns = ["file", "row", "runs", "on the page", "again", "largest difference", "day"]
         return Table("Runs that were made again", columns, rows)
+
+    def orders(self) -> Table:
+        """Of every table with enough rows of the paper's: who is first, and how far the two orders agree."""
+        rows = []
+        for name, tables in self.files.items():
+            ours, papers = _beside_the_paper(tables)
+            if len(papers) >= _FEWEST_IN_ORDER:
+                agreement = float(kendalltau(list(ours.values()), list(papers.values())).statistic)
+                firsts = [max(each, key=each.__getitem__) for each in (papers, ours)]
+                rows.append([name, str(len(papers)), *firsts, f"{agreement:+.2f}"])
+        columns = ["file", "rows", "first in the paper", "first here", "rank correlation"]
+        return Table("Orders of methods", columns, rows)
 
     def page(self, name: str) -> str:
         """A page about one file, without words."""
@@ -185,6 +200,17 @@ def pages() -> list[Path]:
 
 def _read_all(folder: Path) -> dict[str, ResultTables]:
     return {path.stem: ResultTables(read_results(path)) for path in sorted(folder.glob("*.json"))}
+
+
+def _beside_the_paper(tables: ResultTables) -> tuple[dict[str, float], dict[str, float]]:
+    """Our averages and the paper's, of the rows that have both."""
+    view = _widest_view(tables)
+    ours, papers = {}, {}
+    for row, by_seed in tables.cells("accuracy", view).items():
+        with suppress(KeyError):  # the paper has no such row
+            papers[row] = tables.published(row, view)
+            ours[row] = mean(cells["average"] for cells in by_seed.values())
+    return ours, papers
 
 
 def _widest_view(tables: ResultTables) -> View:

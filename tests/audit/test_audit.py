@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from protofed.audit.audit import audit
-from protofed.audit.decoder import Decoder, Effort, rebuilt, train_decoder
+from protofed.audit.decoder import Decoder, Effort, decoder_step_seconds, rebuilt, train_decoder
 from protofed.audit.extractor import make_extractor
 from protofed.audit.inception import Inception, Unit, _Branches
 from protofed.audit.membership import Auc, auc, mean_auc, nearness
@@ -50,6 +50,11 @@ def test_a_decoder_of_the_image_itself_finds_it_again_and_one_of_noise_does_not(
 def test_messages_of_a_quantising_guard_can_be_read(tiny_run):
     run = tiny_run("fedproto_avg", keep_messages=True, guard="quantise=8")
     assert audit(run.path, steps=5, clients="a-0")["model"] == SENT_MODEL
+
+
+def test_a_step_of_the_decoder_for_larger_images_is_estimated_to_take_longer():
+    small, large = (decoder_step_seconds((8, side // 4, side // 4), (3, side, side), Effort()) for side in (16, 96))
+    assert 0 <= small < large
 
 
 def test_the_same_seed_trains_the_same_decoder(images):

@@ -128,6 +128,22 @@ def test_a_figure_that_was_changed_by_hand_is_noticed(folder):
         results.rebuilt("<!-- table: p.t-d-lite median -->\n<!-- end -->")
 
 
+def test_orders_of_methods_are_compared_where_the_paper_has_enough_rows(folder):
+    assert make_results.Results(folder).orders().rows == []
+    path = folder / "data" / "p.t-d-lite.json"
+    content = json.loads(path.read_text())
+    for row, ours, paper in (("c", 0.9, 0.55), ("d", 0.1, 0.99), ("ours", 0.95, None)):
+        published = None if paper is None else {"global": {"average": paper}}
+        content["rows"][row] = {"method": "x", "settings": {}, "paper": published}
+        accuracy = {"global": {"value": ours, "parts": {}}}
+        content["runs"].append({**content["runs"][0], "row": row, "accuracy": accuracy})
+    path.write_text(json.dumps(content))
+    results = make_results.Results(folder)
+    # Ours d, fedavg, a < b, c and the paper's a < b, c, fedavg, d: of six pairs one is in the same order.
+    assert results.orders().rows == [["p.t-d-lite", "4", "d", "c", f"{(1 - 5) / 6:+.2f}"]]
+    assert "| p.t-d-lite | 4 | d | c | -0.67 |" in results.rebuilt("<!-- table: orders -->\n<!-- end -->")
+
+
 def test_figures_in_sentences_are_made_from_the_files(folder):
     path = folder / "data" / "p.t-d-lite.json"
     content = json.loads(path.read_text())

@@ -233,6 +233,20 @@ def test_what_is_frozen_is_counted_once_for_all_runs():
     assert total_hours(estimates, 5) == pytest.approx(seconds / cores() / 3600)
 
 
+def test_an_estimate_is_of_images_as_large_as_in_the_runs():
+    chosen = {"scale": "imagenet", "datasets": "dr", "methods": "stage 1", "rounds": 1}
+    (small,), (large,) = (dry_run("fedmp.table2", image_size=side, **chosen) for side in (32, 64))
+    assert small.memory < large.memory
+    assert small.up < large.up, "embeddings of an early stage have four times as many values"
+
+
+def test_the_attack_behind_a_table_of_leakage_is_counted(monkeypatch):
+    monkeypatch.setattr("protofed.studies.tables.leakage.decoder_step_seconds", lambda *_: 7.0)
+    (each,) = dry_run("fedmp.table5", datasets="dr", methods="4th stage")
+    assert each.clients == 3
+    assert 3 * 800 * 7.0 < each.seconds < 3 * 800 * 7.0 + 3600
+
+
 def test_an_estimate_has_the_plan_of_the_run():
     preset = find_preset("fedmp.table1")
     rows = preset.selected_rows(["fedavg", "fedmp_fewshot"])

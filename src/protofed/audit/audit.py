@@ -50,7 +50,7 @@ def audit(
                 "this method pools the data of all clients: there is no message to attack, everything is known"
             )
         extractor = make_extractor(None if inception is None else Path(inception))
-        victims = [make_victim(opened, client) for client in _selected_clients(context, split_names(clients) or [])]
+        victims = [make_victim(opened, client) for client in attacked_clients(context, split_names(clients) or [])]
         results = AttackResults()
         for number, victim in enumerate(victims, start=1):
             tell(f"attacking {victim.client} ({number} of {len(victims)})")
@@ -90,7 +90,7 @@ def single_images(opened: OpenRun) -> dict[str, list[str]]:
     return found
 
 
-def _selected_clients(context: RunContext, wanted: Sequence[str]) -> list[str]:
+def attacked_clients(context: RunContext, wanted: Sequence[str] = ()) -> list[str]:
     """Those asked for, else the first of every domain and then others, at most four."""
     partition = context.partition
     for client in wanted:

@@ -2,9 +2,10 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -30,6 +31,8 @@ _LONG_STEP = 0.2
 _STEP_IN_FORWARD_PASSES = 3
 """A step of training is a forward pass, and twice as much on the way back."""
 _PIXELS = 32 * 32 * 32
+_MORE = 4
+"""Times as many images in the second batch that is tried."""
 _EXTRACTED = 4
 _WEIGHT_COPIES = 6
 """Of the weights while a client trains among others: as the round began, trained, gradients, moments, temporaries."""
@@ -82,19 +85,20 @@ class Trial:
         self._train_stacked(self._first_clients(2, 1))
 
     def sample_cost(self) -> _SampleCost:
-        """From one batch, of fewer images where they are large."""
+        """From one batch, or two of fewer images where they are large."""
         (ready,) = self._first_clients(1, 1)
-        batch = trial_batch(self._context.dataset.image_shape, self._context.plan.batch)
-        ready = replace(ready, at=replace(ready.at, plan=replace(ready.at.plan, batch=batch)))
-        samples = max(1, min(batch, len(ready.samples)))
-        # The first time counts what is kept and warms up; the second is timed, in CPU time, which other work hardly
-        # moves. Gradients of single samples, which a guard may take, cannot be counted.
+        held, planned = max(1, len(ready.samples)), self._context.plan.batch
+        sizes = sorted({min(size, held) for size in trial_batches(self._context.dataset.image_shape, planned)})
+        clients = {
+            size: replace(ready, at=replace(ready.at, plan=replace(ready.at.plan, batch=size))) for size in sizes
+        }
+        # The first time counts what is kept. Gradients of single samples, which a guard may take, cannot be counted.
         saved = _SavedBytes()
         with saved.counting():
-            self._train(ready)
-        start = time.process_time()
-        self._train(ready, private=self._context.guard.trains_privately)
-        return _SampleCost((time.process_time() - start) / samples, saved.total / samples)
+            self._train(clients[sizes[0]])
+        private = self._context.guard.trains_privately
+        seconds = {size: _cpu_seconds(partial(self._train, each, private)) for size, each in clients.items()}
+        return _SampleCost(seconds_per_sample(seconds, planned), saved.total / sizes[0])
 
     def _guess(self, ready: ReadyClient) -> float:
         """About the seconds of a batch, from a forward pass of two images; the first pass warms everything up."""
@@ -143,9 +147,23 @@ class Trial:
                 pass
 
 
-def trial_batch(shape: tuple[int, int, int], batch: int) -> int:
-    """Images of a batch that is tried: 32 of 32x32, fewer of larger ones."""
-    return max(2, min(batch, _PIXELS // (shape[1] * shape[2])))
+def trial_batches(shape: tuple[int, int, int], batch: int) -> tuple[int, ...]:
+    """Images of the batches that are tried: 32 of 32x32, fewer of larger ones, but then of two sizes.
+
+    A step costs something whatever its batch, to update weights for one, which must not be taken for the images' cost.
+    """
+    few = max(2, min(batch, _PIXELS // (shape[1] * shape[2])))
+    return (few,) if few >= batch else (few, min(batch, _MORE * few))
+
+
+def seconds_per_sample(tried: Mapping[int, float], batch: int) -> float:
+    """Of a sample in a batch as planned, from the seconds of batches that were tried."""
+    sizes = sorted(tried)
+    few, more = sizes[0], sizes[-1]
+    each = (tried[more] - tried[few]) / (more - few) if more > few else 0.0
+    if each <= 0:  # one size, or a moment that was too noisy
+        return tried[more] / more
+    return each + max(0.0, tried[few] - few * each) / batch
 
 
 def training_bytes(method: Method, net: Net, ready: ReadyClient, precision: Precision) -> int:
@@ -190,6 +208,14 @@ def _shortened(ready: ReadyClient, steps: int) -> ReadyClient:
     """The same client with that many batches to train on."""
     plan = ready.at.plan
     return replace(ready, at=replace(ready.at, plan=replace(plan, unit="steps", epochs=(steps,) * plan.rounds)))
+
+
+def _cpu_seconds(work: Callable[[], object]) -> float:
+    """Processor time, which other work hardly moves, of the second time: the first one warms up."""
+    work()
+    start = time.process_time()
+    work()
+    return time.process_time() - start
 
 
 def _seconds(work: Callable[[], object]) -> float:

@@ -9,6 +9,7 @@ from protofed.clients.trial import Trial
 from protofed.runs.estimate import WEIGHT_COPIES, samples_of_run
 from protofed.studies.schema import Scale
 from protofed.studies.tables.fixtures import fixture
+from protofed.studies.tables.leakage import attack_seconds
 from protofed.studies.tables.preset import Preset, PublishedRow
 from protofed.studies.tables.traffic import traffic
 from protofed.system import cores
@@ -26,7 +27,8 @@ class Estimate:
     clients: int
     rounds: int
     seconds: float
-    """On one core of this machine, when what frozen stages make of the images is there."""
+    """On one core of this machine, when what frozen stages make of the images is there; with the attack on it in a
+    table about that."""
     memory: int
     up: int
     down: int
@@ -51,9 +53,10 @@ def estimate_row(
         sent = traffic(ready.assembly, sizes)
         weights = 4 * sum(parameter.numel() for parameter in context.model.parameters())
         extracted = ready.test_images + context.views * sum(sizes.values())
-        pixels = prod(preset.images(dataset, scale).shape) * (
+        pixels = prod(context.dataset.image_shape) * (
             ready.test_images + sum(train for train, _ in preset.images(dataset, scale).images.values())
         )
+        attack = attack_seconds(context) if preset.kind == "leakage" else 0.0
         return Estimate(
             dataset,
             row.title,
@@ -61,7 +64,7 @@ def estimate_row(
             runs,
             len(sizes),
             plan.rounds,
-            cost.seconds * samples_of_run(ready.assembly, sizes, ready.test_images),
+            cost.seconds * samples_of_run(ready.assembly, sizes, ready.test_images) + attack,
             int(pixels + WEIGHT_COPIES * weights + cost.saved_bytes * plan.batch),
             sent.up.total,
             sent.down.total,

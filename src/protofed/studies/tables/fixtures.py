@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from protofed.clients.trial import trial_batch
+from protofed.clients.trial import trial_batches
 from protofed.data import Dataset, Domain, Images, Normalise, Partition, make_partition
 from protofed.data.catalog import data_options
 from protofed.registry import find_method, knobs
@@ -52,12 +52,13 @@ def fixture(
     partition = real_partition(preset, dataset, scale, options)
     own = [f"data.{key}" for key in data_options(options.data)]
     per_domain = _clients_per_domain(partition, list(declared.images))
-    each = max(classes, trial_batch(declared.shape, options.batch))
+    shape = _shape_in_runs(declared.shape, options)
+    each = max(classes, *trial_batches(shape, options.batch))
     with tempfile.TemporaryDirectory(prefix="protofed-fixture-") as temporary:
         folder = Path(temporary) / dataset
         folder.mkdir()
         for domain, clients in per_domain.items():
-            _write(folder / f"{domain}.npz", classes, each * max(1, clients), declared.shape)
+            _write(folder / f"{domain}.npz", classes, each * max(1, clients), shape)
         replaced = {
             "data": str(folder),
             "data_root": None,
@@ -65,7 +66,6 @@ def fixture(
             "labels": None,
             "fraction": None,
             "samples_per_client": None,
-            "image_size": None,
             "engine": "loop",
             "set": {key: value for key, value in options.set.items() if key not in own},
         }
@@ -118,6 +118,12 @@ def row_options(
     options["set"] = {**scaled_plan(cls, known, {**options, "set": {}}), **own}
     named = preset.suite.data[dataset].preset
     return make_options({**({"preset": named} if named in cls.presets else {}), **options, "method": row.method})
+
+
+def _shape_in_runs(declared: tuple[int, int, int], options: Options) -> tuple[int, int, int]:
+    """Of the images as networks get them."""
+    channels, height, width = declared
+    return (channels, height, width) if options.image_size is None else (channels, *2 * (options.image_size,))
 
 
 def _clients_per_domain(partition: Partition, domains: list[str]) -> dict[str, int]:

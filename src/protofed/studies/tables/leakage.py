@@ -6,8 +6,9 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from protofed.audit.audit import audit
-from protofed.audit.decoder import Effort
+from protofed.audit.audit import attacked_clients, audit
+from protofed.audit.decoder import Effort, decoder_step_seconds
+from protofed.clients import RunContext
 from protofed.errors import UserError
 from protofed.runs.opened import Run
 
@@ -42,6 +43,13 @@ def leakage(runs: Sequence[Run]) -> dict[str, Any] | None:
             for column, key in FIGURES.items()
         },
     }
+
+
+def attack_seconds(context: RunContext) -> float:
+    """About the processor time of the attack on a run: its decoders take most of it."""
+    shape = context.dataset.image_shape
+    step = decoder_step_seconds(context.model.feature_shape(shape, context.method.cut), shape, Effort())
+    return STEPS * step * len(attacked_clients(context))
 
 
 def _read_or_audit(run: Run) -> dict[str, Any]:
