@@ -9,9 +9,9 @@
     leakage                   what an attack rebuilds, in a table about that
     explanations              whether boxes matter and models agree, in a figure that draws explanations
 
-`<!-- table: claims -->` is the matrix of claims.toml, whose words are written by hand and whose effects come from the
-files; `<!-- table: orders -->` sets the order of methods beside the papers'; `<!-- table: reruns -->` compares runs
-that were made again (docs/results/reruns) with those behind the pages.
+`<!-- table: claims -->` is the matrix of claims.toml, whose words are written by hand and whose effects and verdicts
+come from the files; `<!-- table: orders -->` sets the order of methods beside the papers'; `<!-- table: reruns -->`
+compares runs that were made again (docs/results/reruns) with those behind the pages.
 
 Figures in sentences are made as well: what stands between `<!-- figure: KEYS -->` and `<!-- end -->`. KEYS are those of
 claims.toml, as TOML with commas between them: `row`, and if need be `file` (else the first on the page), `column`,
@@ -42,6 +42,7 @@ from forest_plot import Group, forest_plot
 from scipy.stats import kendalltau
 
 from protofed.studies.schema import View
+from protofed.studies.statistics import PairedTest
 from protofed.studies.tables.result_tables import ResultTables, difference_text
 from protofed.studies.tables.results import read_results
 from protofed.text import Table
@@ -160,13 +161,15 @@ class Results:
             return "-"
 
     def _outcome(self, found: Mapping[str, Any] | None) -> str:
-        """The verdict in words, the effect with its interval from the runs, and where to read on."""
+        """The verdict, the effect with its interval, both from the runs, words, and where to read on."""
         if found is None:
             return "not measured"
         chosen = {key: found[key] for key in ("view", "column", "metric", "against_view") if key in found}
-        words = [_effect(self._file(found["file"]), found["row"], found["against"], **chosen)]
+        tables = self._file(found["file"])
+        words = [_effect(tables, found["row"], found["against"], **chosen)]
         words += [found["words"]] if "words" in found else []
-        return f"**{found['verdict']}**: {'; '.join(words)} ([page]({found['page']}))"
+        verdict = _verdict(tables.difference(found["row"], found["against"], **chosen))
+        return f"**{verdict}**: {'; '.join(words)} ([page]({found['page']}))"
 
     def differences(self) -> Iterator[Group]:
         """Of every file its rows against the baseline in the view that most rows have."""
@@ -294,7 +297,23 @@ def _effect(tables: ResultTables, row: str, against: str, **cell: Any) -> str:
     if test is None:
         return f"{_figure_text(tables, row, against, digits=2, **cell)}, one seed"
     p = "" if test["p"] is None else f", p = {test['p']:.3f}"
-    return f"{difference_text(test)}, {test['seeds']} seeds{p}"
+    own, other = _by_seed(tables, row, against, **cell)
+    above = sum(own[seed] > other[seed] for seed in own.keys() & other.keys())
+    return f"{difference_text(test)}, above with {above} of {test['seeds']} seeds{p}"
+
+
+def _verdict(test: PairedTest | None) -> str:
+    """On a claim that one row is above another: chance is ruled out where the interval has no nought in it."""
+    low, high = (test and test["interval"]) or (0.0, 0.0)
+    return "holds" if low > 0 else "turns round" if high < 0 else "not decided"
+
+
+def _by_seed(
+    tables: ResultTables, row: str, against: str, against_view: View | None = None, **cell: Any
+) -> tuple[dict[int, float], dict[int, float]]:
+    """The figures behind a difference."""
+    other = cell | ({} if against_view is None else {"view": against_view})
+    return tables.figures(row, **cell), tables.figures(against, **other)
 
 
 def main() -> None:
