@@ -52,6 +52,19 @@ def test_messages_of_a_quantising_guard_can_be_read(tiny_run):
     assert audit(run.path, steps=5, clients="a-0")["model"] == SENT_MODEL
 
 
+def test_features_that_hardly_move_in_the_attackers_half_do_not_drown_the_others(images):
+    features = torch.randn(len(images), 12)
+    features[:, 0], features[:, 1] = 0.0, features[:, 1] * 1e-6
+    decoder = train_decoder(features, images, Effort(steps=3), 0, "a")
+    elsewhere = features.clone()
+    elsewhere[:, :2] = 0.05
+    same, other = rebuilt(decoder, features), rebuilt(decoder, elsewhere)
+    assert (other - same).abs().max() < 0.2
+    elsewhere[:, 1] = features[:, 1]
+    elsewhere[:, 0] = 6.0
+    assert torch.equal(rebuilt(decoder, elsewhere), same), "what never moved says nothing"
+
+
 def test_a_step_of_the_decoder_for_larger_images_is_estimated_to_take_longer():
     small, large = (decoder_step_seconds((8, side // 4, side // 4), (3, side, side), Effort()) for side in (16, 96))
     assert 0 <= small < large

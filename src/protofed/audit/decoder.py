@@ -17,6 +17,8 @@ from protofed.seeding import generator, stable_seed
 
 _SMALLEST_SIDE = 7
 _NARROWEST, _WIDEST = 32, 512
+_LEAST_SPREAD = 0.1
+"""Of the spread of the feature that moves most; with less a feature is not enlarged further."""
 _TIMED_STEPS = 3
 _SILENCE = 5.0
 """Seconds after which a person wants to know how far it is."""
@@ -42,8 +44,7 @@ class Decoder(nn.Module):
         channels, height, width = image_shape
         self.size = (height, width)
         across = (0,) if features.ndim == 2 else (0, *range(2, features.ndim))
-        mean, std = features.mean(across, keepdim=True), features.std(across, keepdim=True)
-        self.mean, self.scale = mean, std.clamp(min=1e-6)
+        self.mean, self.scale = features.mean(across, keepdim=True), _scale(features.std(across, keepdim=True))
         if features.ndim == 2:
             doublings = max(1, int(log2(max(2, min(self.size) / _SMALLEST_SIDE))))
             start = tuple(-(-side // 2**doublings) for side in self.size)
@@ -122,6 +123,15 @@ def decoder_step_seconds(feature_shape: Sequence[int], image_shape: ImageShape, 
 def rebuilt(decoder: Decoder, features: Tensor, batch: int = 256) -> Tensor:
     """The images an attacker makes of features."""
     return torch.cat([decoder(part) for part in torch.split(features, batch)])
+
+
+def _scale(std: Tensor) -> Tensor:
+    """By what features are divided.
+
+    Many of a pretrained network are nought on all of the attacker's images: what such a feature is on another image
+    says nothing to a decoder that never saw it move, and must not drown the others.
+    """
+    return torch.where(std > 0, std.clamp(min=_LEAST_SPREAD * std.max()), torch.inf)
 
 
 def _wide(doublings: int) -> int:
