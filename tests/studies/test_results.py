@@ -145,6 +145,28 @@ def test_later_calls_add_rows_and_seeds(data_root, tmp_path):
         write_results(result, tmp_path, tmp_path / "data")
 
 
+def test_a_file_says_which_images_were_read_and_takes_no_others(data_root, tmp_path):
+    chosen = {"datasets": "office_caltech10", "methods": "fedavg"}
+    first = tiny("i2pfl.table2", data_root, tmp_path / "out", seeds=[0], **chosen)
+    (path,) = write_results(first, tmp_path / "out", tmp_path / "data")
+    images = read_results(path)["images"]
+    assert images["shape"] == [3, 8, 8]
+    assert images["fingerprint"]
+    assert f"; {images['source']} at 8x8 pixels; seeds 0." in ResultTables(read_results(path)).about()
+
+    others = tmp_path / "others"
+    toy_data(others / "office_caltech10", ["caltech", "amazon", "webcam", "dslr"], classes=10, train=61, test=20)
+    second = tiny("i2pfl.table2", str(others), tmp_path / "second", seeds=[1], **chosen)
+    with pytest.raises(UserError, match="other images"):
+        write_results(second, tmp_path / "second", tmp_path / "data")
+
+    older = read_results(path)
+    del older["images"]
+    path.write_text(json.dumps(older))
+    (path,) = write_results(second, tmp_path / "second", tmp_path / "data")
+    assert len(read_results(path)["runs"]) == 2, "what an earlier version wrote can be added to"
+
+
 def test_columns_may_come_one_by_one(tmp_path):
     toy_data(tmp_path / "root" / "digits", ["mnist"], classes=10, train=400, test=20)
     for columns in ("alpha=0.5", "alpha=0.1,alpha=0.3", "alpha=0.3"):

@@ -29,7 +29,9 @@ class ResultTables:
         content = self.content
         versions = ", ".join(f"{name} {content['versions'][name]}" for name in ("protofed", "torch"))
         seeds = ", ".join(str(seed) for seed in sorted({run["seed"] for run in content["runs"]}))
-        where = f"{content['date']}; {content['machine']}; {versions}; seeds {seeds}."
+        known = content.get("images")
+        images = "" if known is None else f"; {known['source']} at {'x'.join(map(str, known['shape'][1:]))} pixels"
+        where = f"{content['date']}; {content['machine']}; {versions}{images}; seeds {seeds}."
         return f"    {content['command']}\n\n{where}"
 
     def views(self, metric: Metric = "accuracy") -> list[View]:

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from protofed.errors import UserError
 from protofed.metrics import find_metric
@@ -66,6 +66,16 @@ class RowRecord(TypedDict):
     paper: dict[str, Any] | None
 
 
+class ImagesRecord(TypedDict):
+    """Which images were read, as what."""
+
+    source: str
+    shape: list[int]
+    """As networks got them: channels, height, width."""
+    fingerprint: str | None
+    """Of the files, where they are files."""
+
+
 class ResultsContent(TypedDict):
     """What the file holds."""
 
@@ -81,6 +91,8 @@ class ResultsContent(TypedDict):
     date: str
     machine: str
     versions: dict[str, str]
+    images: NotRequired[ImagesRecord]
+    """Files of earlier versions have none."""
     baseline: str
     value: str
     conditions: list[str]
@@ -142,7 +154,7 @@ def _collected(
     first = next((run for several in opened.values() for run in several), None)
     conditions = preset.selected_conditions(dataset, scale, result.content["columns"])
     options = as_texts(result.content["options"])
-    return {
+    content: ResultsContent = {
         "preset": preset.name,
         "title": preset.title,
         "dataset": dataset,
@@ -166,6 +178,18 @@ def _collected(
             for title, entry in methods.items()
         },
         "runs": runs,
+    }
+    if first is not None:
+        content["images"] = _images(first)
+    return content
+
+
+def _images(run: Run) -> ImagesRecord:
+    data = run.config["data"]
+    return {
+        "source": data["source"],
+        "shape": data["image_shape"],
+        "fingerprint": (data.get("place") or {}).get("fingerprint"),
     }
 
 
@@ -252,8 +276,9 @@ def _merged(before: ResultsContent, now: ResultsContent, path: Path, preset: Pre
     """What there was, with the runs that were made now in place of older ones, in the order of the table."""
     both = [title for title in now["rows"] if title in before["rows"]]
     changed = [title for title in both if now["rows"][title]["settings"] != before["rows"][title]["settings"]]
-    if before["common"] != now["common"] or changed:
-        what = f"another {changed[0]}" if changed else "other options"
+    same_images = before.get("images", now.get("images")) == now.get("images")
+    if before["common"] != now["common"] or changed or not same_images:
+        what = f"another {changed[0]}" if changed else "other options" if same_images else "other images"
         raise UserError(f"{path} has runs with {what}; remove it, or give another folder")
     runs = {(run["row"], run["condition"], run["seed"]): run for run in [*before["runs"], *now["runs"]]}
     rows = {**before["rows"], **now["rows"]}
