@@ -206,14 +206,17 @@ def _read_all(folder: Path) -> dict[str, ResultTables]:
 
 
 def _beside_the_paper(tables: ResultTables) -> tuple[dict[str, float], dict[str, float]]:
-    """Our averages and the paper's, of the rows that have both."""
-    view = _widest_view(tables)
-    ours, papers = {}, {}
-    for row, by_seed in tables.cells("accuracy", view).items():
-        with suppress(KeyError):  # the paper has no such row
-            papers[row] = tables.published(row, view)
-            ours[row] = mean(cells["average"] for cells in by_seed.values())
-    return ours, papers
+    """Our averages over the seeds that all rows have, and the paper's, in the view in which most rows have both."""
+    best: tuple[dict[str, float], dict[str, float]] = ({}, {})
+    for view in tables.views():
+        papers, cells = {}, {}
+        for row, by_seed in tables.cells("accuracy", view).items():
+            with suppress(KeyError):  # the paper has no such row
+                papers[row], cells[row] = tables.published(row, view), by_seed
+        common = set.intersection(*map(set, cells.values())) if cells else set()
+        if common and len(papers) > len(best[1]):
+            best = {row: mean(cells[row][seed]["average"] for seed in common) for row in papers}, papers
+    return best
 
 
 def _widest_view(tables: ResultTables) -> View:
