@@ -187,7 +187,7 @@ def _collected(
 def _images(run: Run) -> ImagesRecord:
     data = run.config["data"]
     return {
-        "source": data["source"],
+        "source": data["source"].partition(";")[0],  # what follows is where somebody found them
         "shape": data["image_shape"],
         "fingerprint": (data.get("place") or {}).get("fingerprint"),
     }
