@@ -300,7 +300,7 @@ def _effect(tables: ResultTables, row: str, against: str, **cell: Any) -> str:
     if test is None:
         return f"{_figure_text(tables, row, against, digits=2, **cell)}, one seed"
     p = "" if test["p"] is None else f", p = {test['p']:.3f}"
-    own, other = _by_seed(tables, row, against, **cell)
+    own, other = tables.pair(row, against, **cell)
     above = sum(own[seed] > other[seed] for seed in own.keys() & other.keys())
     return f"{difference_text(test)}, above with {above} of {test['seeds']} seeds{p}"
 
@@ -309,14 +309,6 @@ def _verdict(test: PairedTest | None) -> str:
     """On a claim that one row is above another: chance is ruled out where the interval has no nought in it."""
     low, high = (test and test["interval"]) or (0.0, 0.0)
     return "holds" if low > 0 else "turns round" if high < 0 else "not decided"
-
-
-def _by_seed(
-    tables: ResultTables, row: str, against: str, against_view: View | None = None, **cell: Any
-) -> tuple[dict[int, float], dict[int, float]]:
-    """The figures behind a difference."""
-    other = cell | ({} if against_view is None else {"view": against_view})
-    return tables.figures(row, **cell), tables.figures(against, **other)
 
 
 def main() -> None:

@@ -121,7 +121,7 @@ class ResultTables:
         """One cell of a table, by seed."""
         return {seed: each[column] for seed, each in self.cells(metric, view).get(row, {}).items()}
 
-    def difference(
+    def pair(
         self,
         row: str,
         against: str,
@@ -129,14 +129,19 @@ class ResultTables:
         column: str = "average",
         metric: Metric = "accuracy",
         against_view: View | None = None,
-    ) -> PairedTest | None:
-        """One row against another over the seeds that both have; None where there are fewer than two.
+    ) -> tuple[dict[int, float], dict[int, float]]:
+        """The same cell of two rows, by seed.
 
         `against_view` is for rows that have no view in common but were tested on the same images.
         """
-        own, other = (
-            self.figures(title, each, column, metric) for title, each in ((row, view), (against, against_view or view))
+        return (
+            self.figures(row, view, column, metric),
+            self.figures(against, against_view or view, column, metric),
         )
+
+    def difference(self, row: str, against: str, **cell: Any) -> PairedTest | None:
+        """One row against another over the seeds that both have, in a cell as in `pair`; None with fewer than two."""
+        own, other = self.pair(row, against, **cell)
         return paired_tests({row: own, against: other}, against)[row]
 
     def published(self, row: str, view: View = "global", column: str = "average") -> float:
