@@ -142,6 +142,7 @@ def record(name: str, size: int, seed: int, seconds: float, result: JoinResult) 
         "auc": {},
         "leakage": {},
         "explanations": {},
+        "curve": {},
         "converged": {} if settled is None else {"personal": settled},
         "bytes": {"up": 0, "down": 0 if alone else result.rounds[0].down},
         "cpu_seconds": round(seconds, 1),

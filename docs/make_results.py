@@ -5,6 +5,7 @@
 
     about                     command, day, machine, seeds
     accuracy global           figures by column, spread, paired differences; also `accuracy personal`, `auc global`, ...
+    curves global             accuracy over the rounds, in a figure of curves; also `curves personal`
     costs                     rounds, bytes and processor time of a run
     leakage                   what an attack rebuilds, in a table about that
     explanations              whether boxes matter and models agree, in a figure that draws explanations
@@ -20,6 +21,7 @@ claims.toml, as TOML with commas between them: `row`, and if need be `file` (els
     row = "i2pfl"                                           its mean over seeds, in %
     row = "i2pfl", against = "fedavg"                       the mean of paired differences, in points
     row = "i2pfl", against = "fedavg", interval = true      with its interval
+    row = "fedmp", after = 5                                the same after that round, in a figure of curves
     row = "i2pfl", paper = true                             the paper's figure, or difference
     row = "i2pfl", against = "fedavg", cost = "bytes"       how many times as much was sent, or of "seconds" used
     row = "4th stage", leaked = "min L2"                    a column of the table of leakage
@@ -81,12 +83,12 @@ class Results:
         plain = {"costs": tables.costs, "leakage": tables.leakage, "explanations": tables.explanations}
         if what in plain:
             return plain[what]().markdown()
-        metric, _, view = what.partition(" ")
-        if metric not in ("accuracy", "auc") or view not in ("global", "personal"):
+        kind, _, view = what.partition(" ")
+        if kind not in ("accuracy", "auc", "curves") or view not in ("global", "personal"):
             raise SystemExit(
-                f"{wanted!r}: a part is about, {', '.join(plain)}, or accuracy or auc with global or personal"
+                f"{wanted!r}: a part is about, {', '.join(plain)}, or accuracy, auc or curves with global or personal"
             )
-        return tables.table(metric, view).markdown()
+        return (tables.curves(view) if kind == "curves" else tables.table(kind, view)).markdown()
 
     def _file(self, name: str | None) -> ResultTables:
         if name not in self.files:
@@ -134,6 +136,7 @@ class Results:
         content = tables.content
         parts = ["about", *(f"accuracy {view}" for view in tables.views())]
         parts += [*(f"auc {view}" for view in tables.views("auc"))]
+        parts += [*(f"curves {view}" for view in tables.views() if tables.curves(view).rows)]
         parts += [*(["leakage"] if tables.leakage().rows else [])]
         parts += [*(["explanations"] if tables.explanations().rows else []), "costs"]
         blocks = [f"# {content['preset']}, {content['dataset']}, {content['scale']} scale: {content['title']}"]

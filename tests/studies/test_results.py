@@ -2,6 +2,7 @@
 
 import json
 from math import sqrt
+from statistics import mean
 
 import pytest
 
@@ -62,6 +63,7 @@ def content(runs, **changes):
                 "auc": {},
                 "leakage": {},
                 "explanations": {},
+                "curve": {},
                 "converged": {},
                 "bytes": {"up": 1000 * (seed + 1), "down": 10},
                 "cpu_seconds": 4.0 + seed,
@@ -227,6 +229,34 @@ def test_leakage_and_the_round_it_settled_in_are_kept():
     assert [row[2] for row in tables.costs().rows] == ["7.5", "-"]
 
 
+def test_a_figure_of_curves_keeps_them():
+    runs = content([("fedavg", "", 0, 0.6), ("fedavg", "", 1, 0.8), ("fedmp", "", 0, 0.7), ("fedmp", "", 1, 0.7)])
+    for run, first in zip(runs["runs"], (0.2, 0.4, 0.5, 0.5), strict=True):
+        run["curve"] = {"global": [(1, first), (2, run["accuracy"]["global"]["value"])]}
+    tables = ResultTables(runs)
+    assert tables.curves("global").columns == ["method", "1", "2"]
+    assert tables.curves("global").rows == [["fedavg", "30.00", "70.00"], ["fedmp", "50.00", "70.00"]]
+    assert tables.curves("personal").rows == []
+    assert tables.figures("fedavg", after=1) == {0: 0.2, 1: 0.4}
+    early, late = (tables.difference("fedmp", "fedavg", after=after) for after in (1, 2))
+    assert early["difference"] == pytest.approx(0.2)
+    assert late["difference"] == pytest.approx(0.0)
+
+
+def test_curves_of_runs_are_written(data_root, tmp_path):
+    chosen = {"datasets": "dr", "methods": "fedavg,fedmp", "seeds": [0], "rounds": 2}
+    result = tiny("fedmp.figure7", data_root, tmp_path / "out", **chosen)
+    (path,) = write_results(result, tmp_path / "out", tmp_path / "data")
+    stored = read_results(path)
+    for run in stored["runs"]:
+        assert [number for number, _ in run["curve"]["global"]] == [1, 2]
+        both = mean(figure for _, figure in run["curve"]["global"])  # a run's figure is that of its last five rounds
+        assert both == pytest.approx(run["accuracy"]["global"]["value"], abs=1e-6)
+    shown = result.tables()[-1]
+    made = ResultTables(stored).curves("global")
+    assert (made.columns, made.rows) == (shown.columns, shown.rows)
+
+
 def explained(agreed, **models):
     """Scores by hand; a model is (right, whole, blurred, blurred_random, nothing, pasted, pasted_random)."""
     return {
@@ -254,14 +284,15 @@ def test_explanations_are_told_model_by_model():
     assert len(table.columns) == len(table.rows[0])
 
 
-def test_files_of_earlier_versions_have_no_explanations(tmp_path):
+def test_files_of_earlier_versions_have_no_explanations_and_no_curves(tmp_path):
     old = content([("fedavg", "", 0, 0.5)])
-    del old["runs"][0]["explanations"]
+    del old["runs"][0]["explanations"], old["runs"][0]["curve"]
     path = tmp_path / "old.json"
     path.write_text(json.dumps(old))
     tables = ResultTables(read_results(path))
     assert tables.explanations().rows == []
-    assert tables.content["runs"][0]["explanations"] == {}
+    assert tables.content["runs"][0]["explanations"] == tables.content["runs"][0]["curve"] == {}
+    assert tables.curves("global").rows == []
 
 
 def test_files_can_be_read_line_by_line(data_root, tmp_path):

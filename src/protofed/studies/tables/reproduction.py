@@ -78,14 +78,19 @@ def _accuracy_cells(ours: ReproducedView, columns: Sequence[str], paper: Mapping
     ]
 
 
-def _curve_table(title: str, methods: Mapping[str, ReproducedMethod], points: int = 10) -> Table:
-    """Some rounds of the curves; all of them are in comparison.json."""
-    curves = {name: dict(entry["curve"]) for name, entry in methods.items() if entry["curve"]}
+def curve_table(heading: str, curves: Mapping[str, Mapping[int, float]], points: int = 10) -> Table:
+    """A few rounds of every curve, spread evenly, with the last of them."""
     rounds = sorted({number for curve in curves.values() for number in curve})
     step = max(1, -(-len(rounds) // points))
     picked = rounds[::-1][::step][::-1]
-    rows = [[name, *(f"{100 * curve[n]:.2f}" if n in curve else "-" for n in picked)] for name, curve in curves.items()]
-    return Table(f"{title}: average accuracy in % after round", ["method", *map(str, picked)], rows)
+    rows = [[name, *(percent(curve.get(n)) for n in picked)] for name, curve in curves.items()]
+    return Table(heading, ["method", *map(str, picked)], rows)
+
+
+def _curve_table(title: str, methods: Mapping[str, ReproducedMethod]) -> Table:
+    """Some rounds of the curves; all of them are in comparison.json."""
+    curves = {name: dict(entry["curve"]) for name, entry in methods.items() if entry["curve"]}
+    return curve_table(f"{title}: average accuracy in % after round", curves)
 
 
 def _leakage_table(title: str, methods: Mapping[str, ReproducedMethod]) -> Table:

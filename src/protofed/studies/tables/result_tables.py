@@ -7,6 +7,7 @@ from typing import Any, Literal
 from protofed.studies.schema import View
 from protofed.studies.statistics import PairedTest, paired_tests, spread
 from protofed.studies.tables.explained import AGREEMENT, ALL, FAITHFULNESS, ExplanationScores
+from protofed.studies.tables.reproduction import curve_table
 from protofed.studies.tables.results import ResultsContent
 from protofed.text import Table, percent, setting, size
 
@@ -73,6 +74,16 @@ class ResultTables:
         columns = ["method", "rounds", "settled after", "sent up", "sent down", "CPU time", "own settings"]
         return Table("Costs of a run", columns, rows)
 
+    def curves(self, view: View) -> Table:
+        """Accuracy over the rounds, mean over runs."""
+        curves = {}
+        for title in self.content["rows"]:
+            runs = [dict(run["curve"].get(view, ())) for run in self.content["runs"] if run["row"] == title]
+            common = set.intersection(*map(set, runs)) if runs else set()
+            if common:
+                curves[title] = {number: mean(run[number] for run in runs) for number in common}
+        return curve_table(f"Accuracy in % after round, {view} view", curves)
+
     def leakage(self) -> Table:
         """What an attacker rebuilds, mean over runs, beside the paper's figures."""
         rows, columns = [], list(next((run["leakage"] for run in self.content["runs"] if run["leakage"]), {}))
@@ -116,9 +127,16 @@ class ResultTables:
         return paired_tests(averages, self.content["baseline"])
 
     def figures(
-        self, row: str, view: View = "global", column: str = "average", metric: Metric = "accuracy"
+        self,
+        row: str,
+        view: View = "global",
+        column: str = "average",
+        metric: Metric = "accuracy",
+        after: int | None = None,
     ) -> dict[int, float]:
-        """One cell of a table, by seed."""
+        """One cell of a table, by seed; with `after` what the curve has after that round."""
+        if after is not None:
+            return self._curve_by_seed(row, view, after)
         return {seed: each[column] for seed, each in self.cells(metric, view).get(row, {}).items()}
 
     def pair(
@@ -129,14 +147,15 @@ class ResultTables:
         column: str = "average",
         metric: Metric = "accuracy",
         against_view: View | None = None,
+        after: int | None = None,
     ) -> tuple[dict[int, float], dict[int, float]]:
         """The same cell of two rows, by seed.
 
         `against_view` is for rows that have no view in common but were tested on the same images.
         """
         return (
-            self.figures(row, view, column, metric),
-            self.figures(against, against_view or view, column, metric),
+            self.figures(row, view, column, metric, after),
+            self.figures(against, against_view or view, column, metric, after),
         )
 
     def difference(self, row: str, against: str, **cell: Any) -> PairedTest | None:
@@ -147,6 +166,14 @@ class ResultTables:
     def published(self, row: str, view: View = "global", column: str = "average") -> float:
         """What the paper has in that cell; KeyError where it has nothing."""
         return self._paper(row, view)[column]
+
+    def _curve_by_seed(self, row: str, view: View, after: int) -> dict[int, float]:
+        """Mean over conditions, where there are some."""
+        figures: dict[int, list[float]] = {}
+        for run in self.content["runs"]:
+            if run["row"] == row:
+                figures.setdefault(run["seed"], []).append(dict(run["curve"][view])[after])
+        return {seed: mean(several) for seed, several in figures.items()}
 
     def _cells_of(self, records: Mapping[str, Any]) -> Cells | None:
         conditions = self.content["conditions"]

@@ -23,7 +23,7 @@ from protofed.studies.tables.explained import ExplanationScores, explanation_sco
 from protofed.studies.tables.leakage import leakage
 from protofed.studies.tables.preset import Preset, PublishedRow
 from protofed.studies.tables.reproduction import Reproduction
-from protofed.studies.tables.trained import figure_of_run
+from protofed.studies.tables.trained import curve_of_run, figure_of_run
 from protofed.system import describe_machine, write_atomically
 
 _DIGITS = 6
@@ -39,8 +39,8 @@ class ViewRecord(TypedDict):
 
 
 class RunRecord(TypedDict):
-    """One run. AUC is there for two classes, of the models after the last round; leakage in tables about that, and
-    explanations in figures that draw them.
+    """One run. AUC is there for two classes, of the models after the last round; leakage in tables about that,
+    explanations in figures that draw them, and the curve, accuracy after every round that was scored, in figures of it.
 
     `converged` is the round after which accuracy settled, by view, where enough rounds were scored.
     """
@@ -52,6 +52,7 @@ class RunRecord(TypedDict):
     auc: dict[View, ViewRecord]
     leakage: dict[str, float | None]
     explanations: ExplanationScores
+    curve: dict[View, list[tuple[int, float]]]
     converged: dict[View, int]
     bytes: dict[str, int]
     cpu_seconds: float | None
@@ -137,7 +138,8 @@ def read_results(path: Path) -> ResultsContent:
     except ValueError:
         raise UserError(f"{path} is damaged: it is not JSON") from None
     for run in content["runs"]:
-        run.setdefault("explanations", {})  # files of earlier versions have none
+        run.setdefault("explanations", {})  # files of earlier versions have neither
+        run.setdefault("curve", {})
     return content
 
 
@@ -234,6 +236,7 @@ def _record(row: str, condition: str, run: Run, preset: Preset) -> RunRecord:
         "auc": _auc(run, value),
         "leakage": (leakage([run]) or {}).get("figures", {}) if preset.kind == "leakage" else {},
         "explanations": explanation_scores(run) if preset.draw and preset.draw.kind == "explanations" else {},
+        "curve": {view: _curve(run, view, value) for view in views} if preset.kind == "curves" else {},
         "converged": {
             view: settled
             for view in views
@@ -243,6 +246,10 @@ def _record(row: str, condition: str, run: Run, preset: Preset) -> RunRecord:
         "cpu_seconds": None if processor is None else round(processor, 1),
         "rounds": summary["rounds"],
     }
+
+
+def _curve(run: Run, view: View, value: str) -> list[tuple[int, float]]:
+    return [(number, _rounded(figure)) for number, figure in curve_of_run(run, view, value)]
 
 
 def _parts(run: Run, view: View, scores: Mapping[str, float]) -> dict[str, float]:

@@ -208,6 +208,15 @@ def figure_of_run(run: Run, accuracy: Mapping[str, Any], value: str) -> float:
     return mean(figure.values()) if isinstance(figure, Mapping) else float(figure)
 
 
+def curve_of_run(run: Run, view: View, value: str) -> list[tuple[int, float]]:
+    """The table's measure of accuracy after each evaluated round; nothing where the method has no such view."""
+    return [
+        (record["round"], figure_of_run(run, accuracy, value))
+        for record in run.rounds
+        if (accuracy := record["accuracy"] and record["accuracy"][view])
+    ]
+
+
 def _pooled(run: Run, accuracy: Mapping[str, Any]) -> float:
     """Over all images, each judged by the client it belongs to; the plain mean where clients are not listed."""
     clients, domains = run.config["partition"]["clients"], run.config["data"]["domains"]
@@ -237,8 +246,6 @@ def _curve(runs: Iterable[Run], view: View, value: str) -> list[tuple[int, float
     """The table's measure of accuracy after each evaluated round, over seeds and conditions."""
     by_round: dict[int, list[float]] = {}
     for run in runs:
-        for record in run.rounds:
-            accuracy = record["accuracy"] and record["accuracy"][view]
-            if accuracy:
-                by_round.setdefault(record["round"], []).append(figure_of_run(run, accuracy, value))
+        for number, figure in curve_of_run(run, view, value):
+            by_round.setdefault(number, []).append(figure)
     return [(number, mean(values)) for number, values in sorted(by_round.items())]
