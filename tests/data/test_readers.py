@@ -9,7 +9,7 @@ from PIL import Image
 from protofed.data import Dataset, Normalise, available, describe, load, register_data
 from protofed.data.files import read_images
 from protofed.data.images import Domain, Images, RawData, to_channels, to_size, unify
-from protofed.data.labels import parse_labels
+from protofed.data.labels import parse_labels, renaming
 from protofed.errors import UserError
 
 RNG = np.random.default_rng(0)
@@ -391,6 +391,7 @@ def test_labels_regroup(tmp_path):
     data = load(str(tmp_path), labels="0=healthy,3=bad,4=bad")
     assert len(data.domains["eye"].train) == 6
     assert "images of 1, 2 are left out" in data.warnings[0]
+    assert len(data.warnings) == 1, "these classes are numbers themselves"
 
 
 def test_label_rules_take_names():
@@ -398,6 +399,17 @@ def test_label_rules_take_names():
     assert parse_labels("No DR=a, Mild-Severe=b", classes) == {"a": [0], "b": [1, 2, 3]}
     assert parse_labels("Pre-severe=a,0-1=b", classes) == {"a": [2], "b": [0, 1]}
     assert parse_labels("Pre-severe-Severe=a,0=b", classes) == {"a": [2, 3], "b": [0]}
+
+
+def test_numbers_for_classes_with_names_are_spelt_out():
+    grades = ("Mild", "Moderate", "No DR", "Proliferative", "Severe")  # folders, in the order of the alphabet
+    held = {"site": set(grades)}
+    (note,) = renaming("0=healthy,1-4=diseased", grades, held).notes
+    assert "0 is Mild; 1-4 is Moderate, No DR, Proliferative, Severe" in note
+    assert renaming("No DR=healthy,Mild-Moderate=diseased,Proliferative-Severe=diseased", grades, held).notes == ()
+    left_out, note = renaming("No DR=healthy,3=diseased", grades, held).notes
+    assert "Mild, Moderate, Severe are left out" in left_out
+    assert "by number: 3 is Proliferative;" in note
 
 
 @pytest.mark.parametrize(

@@ -65,8 +65,23 @@ def renaming(rule: str, classes: Sequence[str], held: Mapping[str, set[str]]) ->
     groups = parse_labels(rule, classes)
     new_class = {classes[number]: new for new, numbers in groups.items() for number in numbers}
     left_out = [name for name in classes if name not in new_class]
-    note = f"images of {', '.join(left_out)} are left out, because the labels rule does not mention them"
-    return Renaming(tuple(groups), dict.fromkeys(held, new_class), (note,) if left_out else ())
+    notes = [f"images of {', '.join(left_out)} are left out, because the labels rule does not mention them"]
+    return Renaming(
+        tuple(groups), dict.fromkeys(held, new_class), (*(notes if left_out else ()), *_numbered(rule, classes))
+    )
+
+
+def _numbered(rule: str, classes: Sequence[str]) -> list[str]:
+    """What the numbers in a rule stand for where classes have names: folders are counted in the order of the alphabet,
+    which is seldom that of grades."""
+    told = []
+    for old in (item.rpartition("=")[0].strip() for item in rule.split(",")):
+        ends = [end.strip() for end in old.split("-")]
+        if all(end.isdecimal() and end not in classes for end in ends):
+            names = [classes[number] for number in _old_classes(old, classes)]
+            told.append(f"{old} is {', '.join(names)}")
+    meant = "; if the rule means other classes, write their names"
+    return [f"labels by number: {'; '.join(told)}{meant}"] if told else []
 
 
 def _is_file(rule: str) -> bool:
