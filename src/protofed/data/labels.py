@@ -65,10 +65,10 @@ def renaming(rule: str, classes: Sequence[str], held: Mapping[str, set[str]]) ->
     groups = parse_labels(rule, classes)
     new_class = {classes[number]: new for new, numbers in groups.items() for number in numbers}
     left_out = [name for name in classes if name not in new_class]
-    notes = [f"images of {', '.join(left_out)} are left out, because the labels rule does not mention them"]
-    return Renaming(
-        tuple(groups), dict.fromkeys(held, new_class), (*(notes if left_out else ()), *_numbered(rule, classes))
-    )
+    notes = _numbered(rule, classes)
+    if left_out:
+        notes.insert(0, f"images of {', '.join(left_out)} are left out, because the labels rule does not mention them")
+    return Renaming(tuple(groups), dict.fromkeys(held, new_class), tuple(notes))
 
 
 def _numbered(rule: str, classes: Sequence[str]) -> list[str]:
