@@ -345,6 +345,11 @@ class Method(Generic[U]):
         """What is sent to `at.client` (None: to a newcomer)."""
         return server  # type: ignore[no-any-return]
 
+    def weights_for(self, client: str, down: Any) -> Weights:
+        """The weights in a broadcast that are meant for this client; those of `loads` replace its own."""
+        weights: Weights = down.weights
+        return weights
+
     def sits_out(self, at: At) -> bool:
         """Whether a client does not train in a round in which others do; it still sends what `upload` returns."""
         return False

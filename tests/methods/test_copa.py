@@ -57,6 +57,16 @@ def test_heads_are_collected_and_never_averaged(tiny_run):
     torch.testing.assert_close(saved["fc.weight"], mean)
 
 
+def test_a_head_of_class_means_is_where_every_client_starts(tiny_run):
+    """Its own head comes to a client with the broadcast; else it would start at random among heads that know."""
+    hardly = {"rounds": 1, "head": "closed-form", "lr": 1e-9}
+    run, fedavg = (tiny_run(name, **hardly) for name in ("copa", "fedavg"))
+    broadcast = load_file(run.path / "broadcast.safetensors")
+    start = load_file(fedavg.path / "model.safetensors")["fc.weight"]
+    for client in ("a-0", "b-0", "c-0"):
+        torch.testing.assert_close(broadcast[f"heads/{client}/params/fc.weight"], start)
+
+
 def test_who_sits_out_keeps_its_head_in_the_ensemble(tiny_run):
     run = tiny_run("copa", rounds=1, participation=0.6)
     absent = ({"a-0", "b-0", "c-0"} - set(run.rounds[0]["participants"])).pop()

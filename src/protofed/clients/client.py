@@ -244,7 +244,7 @@ class ClientSide:
         state = self._to_device(state)
         net.load(state.model)
         if down is not None and loads != nothing:
-            net.load(down.weights, loads)
+            net.load(self._context.method.weights_for(client, down), loads)
         return net, state
 
     def _to_device(self, record: R) -> R:

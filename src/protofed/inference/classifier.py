@@ -131,7 +131,7 @@ def _client_member(opened: OpenRun, client: str) -> _Member:
     architecture = context.architecture_of(client)
     net = _net(context, context.models[architecture], state.model)
     if method.loads != nothing:
-        net.load(down.weights, method.loads)
+        net.load(method.weights_for(client, down), method.loads)
     at = replace(context.at(opened.last_round, client), down=down, memory=state.memory)
     return _Member(net, at, 1.0, architecture)
 

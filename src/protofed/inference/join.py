@@ -194,15 +194,16 @@ def _newcomer(host: OpenRun, assembly: Assembly, fresh: bool) -> tuple[RunContex
     method = context.method
     model, start = context.models[0], "a fresh model" if assembly.weights is None else "the given weights"
     if not fresh and method.loads != nothing:
-        model, start = _with_global_weights(model, method, down), "the global model"
+        model, start = _with_global_weights(model, context, down), "the global model"
     # It may have its own architecture only where weights are not averaged; the others' gave the feature length.
     alone = replace(context, models=(model,), method=_keeping_own_model(method))
     return alone, Message(blob, Bytes(other=len(blob))), start
 
 
-def _with_global_weights(model: Split, method: Method, down: Any) -> Split:
-    net = Net(deepcopy(model))
-    net.load(down.weights, method.loads)
+def _with_global_weights(model: Split, context: RunContext, down: Any) -> Split:
+    net, method = Net(deepcopy(model)), context.method
+    (client,) = context.partition.clients
+    net.load(method.weights_for(client, down), method.loads)
     return net.model
 
 

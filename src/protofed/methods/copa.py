@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from protofed.method import At, Method, NonNegative, Samples, Terms, knob
-from protofed.models import Split, features, head
+from protofed.models import Split, everything, features, head
 from protofed.models.net import Net
 from protofed.records import Each, Mean, Record, Weights
 from protofed.registry import register
@@ -52,8 +52,8 @@ class Copa(Method[_CopaUpload]):
     )
     not_vectorised = "its loss leaves out the client's own head, which it finds by name"
     shares = features
-    kind = "global"  # extractor and all heads are the same for everybody
-    predicts_alike = True  # and all heads vote
+    loads = everything  # a client's own head comes back to it among the others
+    predicts_alike = True  # all heads vote
 
     foreign_weight: NonNegative = knob("weight of the loss of each other client's head", default=1.0)
     ensemble: Literal["softmax", "logits"] = knob("average the heads' probabilities or their scores", default="softmax")
@@ -66,6 +66,11 @@ class Copa(Method[_CopaUpload]):
     def server_state(self, net: Net, at: At) -> CopaServer:
         """The initial model; every head is the same."""
         return CopaServer(net.pick(features), {client: net.pick(head) for client in at.clients})
+
+    def weights_for(self, client: str, down: CopaServer) -> Weights:
+        """The extractor and the client's own head; a newcomer's is not among them."""
+        own = down.heads.get(client)
+        return down.weights if own is None else joined(down.weights, own)
 
     def loss(self, net: Net, x: Tensor, y: Tensor, at: At) -> Terms:
         """The own head's cross-entropy and that of each foreign head, whose gradient reaches the extractor only."""
