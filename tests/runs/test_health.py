@@ -90,6 +90,21 @@ def test_what_to_try_where_nothing_was_learned() -> None:
     assert "noise" in noisy
 
 
+def without_training(rounds: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{**line, "train_loss": None, "cross_entropy": None, "loss_parts": {}} for line in rounds]
+
+
+def test_what_to_try_where_nothing_is_trained() -> None:
+    (warning,) = diagnose(CONFIG, without_training(lines([0.2], [None])))
+    assert warning["kind"] == "never_above_chance"
+    assert "20.00 % in round 1 (last" in warning["text"]
+    (of_site,) = diagnose(CONFIG, without_training(lines([0.5], [None], x=[0.7], y=[0.3], z=[0.1])))
+    for advice in (warning["advice"], of_site["advice"]):
+        assert "--weights" in advice
+        assert "--lr" not in advice
+        assert "more rounds" not in advice
+
+
 def test_a_site_at_chance_is_named_and_held_out_ones_are_not() -> None:
     rounds = lines([0.5] * 3, [1.0] * 3, x=[0.7] * 3, y=[0.3, 0.31, 0.3], z=[0.1] * 3)
     (warning,) = diagnose(CONFIG, rounds)

@@ -110,12 +110,13 @@ def _whole_run_at_chance(config: Mapping[str, Any], rounds: Sequence[Mapping[str
     chance = percent(config["chance"][view]["average"])
     before = _first_above_chance(config, rounds)
     if before is None:
-        accuracy = percent(_scored(rounds, view)[-1][1]["average"])
+        accuracy, last = percent(_scored(rounds, view)[-1][1]["average"]), rounds[-1]["round"]
+        when = f"rounds {since} to {last}" if since < last else f"round {last}"
         return {
             "kind": "never_above_chance",
             "round": since,
-            "text": f"{_name(config)} is no better than chance: accuracy never rose above {chance} % in rounds {since} "
-            f"to {rounds[-1]['round']} (last: {accuracy} %).",
+            "text": f"{_name(config)} is no better than chance: accuracy never rose above {chance} % in {when} "
+            f"(last: {accuracy} %).",
             "advice": _nothing_learned(config, rounds),
         }
     best = max(values["average"] for _, values in _scored(rounds, view))
@@ -143,12 +144,13 @@ def _sites_at_chance(config: Mapping[str, Any], rounds: Sequence[Mapping[str, An
         return
     named = ", ".join(f"{site} (chance {percent(chance[site])} %)" for site in bad[:_MOST_NAMES])
     more = f" and {len(bad) - _MOST_NAMES} more" if len(bad) > _MOST_NAMES else ""
+    more_rounds = "train for more rounds, or try a method with local parts such as fedbn"
+    another_start = "or try --weights of another backbone, or a method that trains, such as fedavg"
     yield {
         "kind": "site_at_chance",
         "round": scored[0][0],
         "text": f"{_name(config)} is no better than chance on {named}{more}.",
-        "advice": "Check the labels and images there, train for more rounds, or try a method with local parts "
-        "such as fedbn.",
+        "advice": f"Check the labels and images there, {more_rounds if _trains(rounds) else another_start}.",
     }
 
 
@@ -178,6 +180,11 @@ def _nothing_learned(config: Mapping[str, Any], rounds: Sequence[Mapping[str, An
     """A loss above that of guessing tells of large steps, one that has hardly moved of too small or too few ones."""
     if (config.get("guard") or {}).get("noise"):
         return "The noise of --guard may drown out what clients learn: try less noise, more clients or more rounds."
+    if not _trains(rounds):
+        return (
+            "It trains nothing, so features have to tell the classes apart as they are: try --weights of a backbone "
+            "that has seen such images, or a method that trains, such as fedavg."
+        )
     guessing = math.log(len(config["data"]["classes"]))
     last = next((loss for line in reversed(rounds) if (loss := _loss(line)) is not None), None)
     if last is not None and last > 1.01 * guessing:
@@ -233,6 +240,11 @@ def _scored(rounds: Sequence[Mapping[str, Any]], view: str | None) -> list[tuple
         for line in rounds
         if line["accuracy"] is not None and line["accuracy"][view] is not None
     ]
+
+
+def _trains(rounds: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether clients took steps; a head that was computed has no loss."""
+    return any(line["loss_parts"] for line in rounds)
 
 
 def _loss(line: Mapping[str, Any]) -> float | None:
