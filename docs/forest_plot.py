@@ -8,6 +8,8 @@ from protofed.studies.statistics import PairedTest
 from protofed.studies.tables.result_tables import difference_text
 
 _ROW, _HEADER, _LEFT, _WIDTH, _MARGIN = 16, 26, 330, 460, 20
+_TOP = 40
+"""Above the rows: what the colours mean, and the axis, which the picture is too tall to have below alone."""
 _MOST = 20.0
 """Points to either side of no difference; what lies beyond is drawn at the edge."""
 _COLOURS = {"scratch": "#8a6d3b", "ImageNet": "#1f6feb"}
@@ -23,8 +25,8 @@ class Group(NamedTuple):
 
 def forest_plot(groups: Iterable[Group]) -> str:
     """All differences with their intervals, as SVG."""
-    lines: list[str] = []
-    y = _MARGIN
+    lines = _legend()
+    y = _TOP
     for heading, start, tests in groups:
         y += _HEADER
         lines.append(f'<text x="{_MARGIN}" y="{y - 8}" class="heading">{escape(heading)}</text>')
@@ -32,14 +34,10 @@ def forest_plot(groups: Iterable[Group]) -> str:
             lines += _drawn(row, test, y, _COLOURS[start])
             y += _ROW
     height = y + 2 * _MARGIN
-    axis = [
-        f'<line x1="{_x(tick):.1f}" x2="{_x(tick):.1f}" y1="{_MARGIN}" y2="{y}" class="grid"/>'
-        f'<text x="{_x(tick):.1f}" y="{y + 16}" text-anchor="middle">{f"{tick:+.0f}" if tick else "0"}</text>'
-        for tick in (-_MOST, -_MOST / 2, 0.0, _MOST / 2, _MOST)
-    ]
+    axis = [line for tick in (-_MOST, -_MOST / 2, 0.0, _MOST / 2, _MOST) for line in _tick(tick, y)]
     style = (
         "text{font:12px sans-serif;fill:#444}.heading{font-weight:bold}.grid{stroke:#bbb;stroke-width:.5}"
-        "@media(prefers-color-scheme:dark){text{fill:#ccc}.grid{stroke:#555}}"
+        ".nought{stroke:#777}@media(prefers-color-scheme:dark){text{fill:#ccc}.grid{stroke:#555}.nought{stroke:#999}}"
     )
     title = "<title>Paired differences in points of accuracy, with 95 % intervals over seeds</title>"
     size = f'width="{_LEFT + _WIDTH + _MARGIN}" height="{height}"'
@@ -51,6 +49,25 @@ def _x(points: float) -> float:
     """Where so many points lie in the picture."""
     inside = max(-_MOST, min(_MOST, points))
     return _LEFT + _WIDTH * (inside + _MOST) / (2 * _MOST)
+
+
+def _legend() -> list[str]:
+    """What the colours mean."""
+    return [
+        f'<circle cx="{_MARGIN + 4 + 110 * index}" cy="16" r="3.5" fill="{colour}"/>'
+        f'<text x="{_MARGIN + 14 + 110 * index}" y="20">from {start}</text>'
+        for index, (start, colour) in enumerate(_COLOURS.items())
+    ]
+
+
+def _tick(points: float, bottom: int) -> list[str]:
+    """A line of the grid, with its value at both ends."""
+    x, value = f"{_x(points):.1f}", f"{points:+.0f}" if points else "0"
+    kind = "grid" if points else "nought"
+    return [
+        f'<line x1="{x}" x2="{x}" y1="{_TOP}" y2="{bottom}" class="{kind}"/>',
+        *(f'<text x="{x}" y="{y}" text-anchor="middle">{value}</text>' for y in (_TOP - 8, bottom + 16)),
+    ]
 
 
 def _drawn(row: str, test: PairedTest, y: int, colour: str) -> list[str]:
