@@ -79,9 +79,9 @@ def test_table_beside_the_papers_and_one_more_seed(tiny, tmp_path):
 def test_variants_of_one_method_are_rows(tiny, tmp_path):
     found = tiny("i2pfl.table4", datasets="office_caltech10", rounds=2, out=tmp_path)
     methods = found.content["datasets"]["office_caltech10"]["methods"]
-    assert list(methods) == ["fedavg", "w/o APA", "w/o GPCL", "w/o EMA", "i2pfl"]
+    assert list(methods) == ["fedavg", "w/o APA", "w/o GPCL", "w/o EMA", "i2pfl", "protoridge", "fedncm"]
     assert methods["w/o EMA"]["settings"] == {"ema": False}
-    assert len({json.dumps(entry["runs"]) for entry in methods.values()}) == 5
+    assert len({json.dumps(entry["runs"]) for entry in methods.values()}) == 7
     curves = tiny("i2pfl.figure9", datasets="office_caltech10", rounds=2, out=tmp_path)
     assert [number for number, _ in curves.content["datasets"]["office_caltech10"]["methods"]["i2pfl"]["curve"]] == [
         1,
