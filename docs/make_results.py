@@ -47,7 +47,7 @@ from protofed.studies.schema import View
 from protofed.studies.statistics import PairedTest
 from protofed.studies.tables.result_tables import ResultTables, difference_text
 from protofed.studies.tables.results import read_results
-from protofed.text import Table
+from protofed.text import Table, p_equals
 
 FOLDER = Path(__file__).parent / "results"
 MARKED = re.compile(r"(<!-- table: ([^>]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -302,7 +302,7 @@ def _effect(tables: ResultTables, row: str, against: str, **cell: Any) -> str:
     test = tables.difference(row, against, **cell)
     if test is None:
         return f"{_figure_text(tables, row, against, digits=2, **cell)}, one seed"
-    p = "" if test["p"] is None else f", p = {test['p']:.3f}"
+    p = "" if test["p"] is None else f", {p_equals(test['p'])}"
     own, other = tables.pair(row, against, **cell)
     above = sum(own[seed] > other[seed] for seed in own.keys() & other.keys())
     return f"{difference_text(test)}, above with {above} of {test['seeds']} seeds{p}"

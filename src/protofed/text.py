@@ -7,6 +7,7 @@ from typing import Any
 
 _TERMINAL_CODES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|.)?|\x9b[0-?]*[ -/]*[@-~]")
 _LONGEST = 300
+_SMALLEST_P = 0.001
 
 
 def percent(value: float | None) -> str:
@@ -17,6 +18,16 @@ def percent(value: float | None) -> str:
 def interval(bounds: Sequence[float] | None) -> str:
     """From where to where a figure may lie."""
     return "-" if bounds is None else f"{percent(bounds[0])} to {percent(bounds[1])}"
+
+
+def p_value(p: float | None) -> str:
+    """Of a test. A small one is never nought."""
+    return "-" if p is None else f"< {_SMALLEST_P}" if p < _SMALLEST_P else f"{p:.3f}"
+
+
+def p_equals(p: float) -> str:
+    """The same in a sentence: `p = 0.012`."""
+    return f"p {p_value(p)}" if p < _SMALLEST_P else f"p = {p_value(p)}"
 
 
 def size(count: float | None) -> str:

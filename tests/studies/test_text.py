@@ -1,6 +1,6 @@
 """Figures, names and tables as people read and write them."""
 
-from protofed.text import Table, duration, percent, setting, size, split_names
+from protofed.text import Table, duration, p_equals, p_value, percent, setting, size, split_names
 
 
 def test_figures() -> None:
@@ -10,6 +10,11 @@ def test_figures() -> None:
     ]  # fmt: skip
     assert [duration(s) for s in (1.25, 61, 700, 7200)] == ["1.2 s", "1 min 1 s", "12 min", "2.0 h"]
     assert [setting(value) for value in (True, False, 0.5, None)] == ["on", "off", "0.5", "None"]
+
+
+def test_a_small_p_value_is_never_nought() -> None:
+    assert [p_value(p) for p in (None, 0.9, 0.0011, 0.0009, 0.0)] == ["-", "0.900", "0.001", "< 0.001", "< 0.001"]
+    assert [p_equals(p) for p in (0.0123, 0.0)] == ["p = 0.012", "p < 0.001"]
 
 
 def test_names() -> None:

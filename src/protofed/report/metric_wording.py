@@ -3,7 +3,7 @@
 from protofed.metrics import ACCURACY, find_metric
 from protofed.report.content import MethodGroup
 from protofed.studies.schema import MetricOverSeeds
-from protofed.text import interval, percent
+from protofed.text import interval, p_equals, percent
 
 _CHANCE = 0.05
 
@@ -39,7 +39,7 @@ def _against(group: MethodGroup, scores: dict[str, MetricOverSeeds], best: str) 
     if test["p_holm"] is None:
         return ahead
     verdict = "more than chance explains on these images" if test["p_holm"] < _CHANCE else "which may be chance"
-    return f"{ahead} (p = {test['p_holm']:.3f} over {test['images']} images), {verdict}"
+    return f"{ahead} ({p_equals(test['p_holm'])} over {test['images']} images), {verdict}"
 
 
 def _found(group: MethodGroup) -> list[str]:

@@ -19,7 +19,7 @@ from protofed.pages.elements import details, method_table, plain_table, scroll, 
 from protofed.pages.markup import Html, join, tag
 from protofed.report.content import MethodGroup, ReportedRun
 from protofed.report.curve_charts import SquareLine, side_by_side, square_chart
-from protofed.text import percent
+from protofed.text import p_value, percent
 
 _MOST_PARTS = 12
 """Test sets that are drawn one by one."""
@@ -132,7 +132,7 @@ def _tests(on_images: Mapping[str, Any] | None, over_seeds: Mapping[str, Any] | 
     return [
         difference,
         *(
-            "–" if test is None or test["p_holm"] is None else f"{test['p_holm']:.3f}"
+            "–" if test is None or test["p_holm"] is None else p_value(test["p_holm"])
             for test in (on_images, over_seeds)
         ),
     ]

@@ -28,7 +28,7 @@ from protofed.report.methods_section import methods_section
 from protofed.report.metrics_section import metrics_section
 from protofed.report.wording import view_title
 from protofed.runs.summary import LAST_ROUNDS
-from protofed.text import counted, duration, percent, size
+from protofed.text import counted, duration, p_value, percent, size
 
 _MOST_CLIENTS = 60
 """Rows of the partition that are drawn."""
@@ -206,8 +206,7 @@ def _test(test: Mapping[str, Any]) -> list[str]:
     return [
         signed(test["difference"]),
         "–" if interval is None else f"{signed(interval[0])} to {signed(interval[1])}",
-        "–" if test["p"] is None else f"{test['p']:.3f}",
-        "–" if test["p_holm"] is None else f"{test['p_holm']:.3f}",
+        *("–" if p is None else p_value(p) for p in (test["p"], test["p_holm"])),
         str(test["seeds"]),
     ]
 

@@ -4,7 +4,7 @@ from protofed.metrics import ACCURACY
 from protofed.report.content import MethodGroup, ReportContent, ScoreView
 from protofed.report.metric_wording import metric_sentences
 from protofed.runs.health import line_of
-from protofed.text import counted, duration, percent, size
+from protofed.text import counted, duration, p_equals, percent, size
 
 _CHANCE = 0.05
 _MOST_WARNINGS = 6
@@ -106,7 +106,7 @@ def _against(group: MethodGroup, view: ScoreView, best: str) -> str:
     if test is None or test["p_holm"] is None:
         return f"{ahead}; with so few seeds that may be chance"
     verdict = "more than chance explains" if test["p_holm"] < _CHANCE else "which may be chance"
-    return f"{ahead} over {test['seeds']} seeds (p = {test['p_holm']:.3f}), {verdict}"
+    return f"{ahead} over {test['seeds']} seeds ({p_equals(test['p_holm'])}), {verdict}"
 
 
 def _cheapest(group: MethodGroup) -> list[str]:

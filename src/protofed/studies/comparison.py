@@ -30,7 +30,7 @@ from protofed.studies.schema import (
     read_comparison,
 )
 from protofed.studies.statistics import PairedTest, PartialSpread, Spread, paired_tests, partial_spread, spread
-from protofed.text import Table, percent, size
+from protofed.text import Table, p_value, percent, size
 
 _NOT_PARTS = ("average", "pooled", "held_out", "quantiles")
 
@@ -356,7 +356,7 @@ def _test_cells(test: PairedTest | None) -> tuple[str, str]:
         return "-", "-"
     # Adding zero turns a negative zero into a positive one.
     difference = f"{round(100 * test['difference'], 2) + 0.0:+.2f}"
-    return difference, "-" if test["p_holm"] is None else f"{test['p_holm']:.3f}"
+    return difference, p_value(test["p_holm"])
 
 
 def _mean_or_reached(spread: PartialSpread, form: Callable[[float], str]) -> str:

@@ -21,7 +21,7 @@ from protofed.metrics.measures import Figures
 from protofed.runs.opened import Run
 from protofed.studies.schema import ImageInterval, ImageTest, MetricOverSeeds
 from protofed.studies.statistics import PairedTest, holm, paired_tests, spread
-from protofed.text import Table, percent
+from protofed.text import Table, p_value, percent
 
 Seeds = Mapping[int, Mapping[str, PredictedSet]]
 """Of one method in one view: per seed its test sets by name."""
@@ -173,5 +173,5 @@ def _test_cells(scores: MetricOverSeeds) -> tuple[str, str, str]:
     images, seeds = scores["test_on_images"], scores["test"]
     known: Any = images or seeds
     difference = "-" if known is None else f"{round(100 * known['difference'], 2) + 0.0:+.2f}"
-    p_values = ["-" if test is None or test["p_holm"] is None else f"{test['p_holm']:.3f}" for test in (images, seeds)]
-    return difference, p_values[0], p_values[1]
+    on_images, over_seeds = (p_value(None if test is None else test["p_holm"]) for test in (images, seeds))
+    return difference, on_images, over_seeds

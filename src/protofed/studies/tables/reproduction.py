@@ -14,7 +14,7 @@ from protofed.studies.schema import (
     is_trained,
 )
 from protofed.studies.tables.preset import Preset
-from protofed.text import Table, percent
+from protofed.text import Table, p_value, percent
 
 
 class Reproduction:
@@ -74,7 +74,7 @@ def _accuracy_cells(ours: ReproducedView, columns: Sequence[str], paper: Mapping
         *(_beside(ours["columns"][column]["mean"], paper.get(column)) for column in columns),
         _beside(ours["average"]["mean"], paper.get("average")),
         percent(ours["average"]["std"]),
-        "-" if test is None or test["p_holm"] is None else f"{test['p_holm']:.3f}",
+        p_value(None if test is None else test["p_holm"]),
     ]
 
 

@@ -9,7 +9,7 @@ from protofed.studies.statistics import PairedTest, paired_tests, spread
 from protofed.studies.tables.explained import AGREEMENT, ALL, FAITHFULNESS, ExplanationScores
 from protofed.studies.tables.reproduction import curve_table
 from protofed.studies.tables.results import ResultsContent
-from protofed.text import Table, percent, setting, size
+from protofed.text import Table, p_value, percent, setting, size
 
 Metric = Literal["accuracy", "auc"]
 
@@ -211,8 +211,8 @@ def points(difference: float) -> str:
 
 
 def _test_cells(test: PairedTest | None) -> list[str]:
-    p_values = [] if test is None else [test["p"], test["p_holm"]]
-    return [difference_text(test), *("-" if p is None else f"{p:.3f}" for p in p_values or (None, None))]
+    p_values = (None, None) if test is None else (test["p"], test["p_holm"])
+    return [difference_text(test), *map(p_value, p_values)]
 
 
 def _beside(ours: float, paper: float | None) -> str:
