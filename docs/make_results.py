@@ -11,8 +11,9 @@
     explanations              whether boxes matter and models agree, in a figure that draws explanations
 
 `<!-- table: claims -->` is the matrix of claims.toml, whose words are written by hand and whose effects and verdicts
-come from the files; `<!-- table: orders -->` sets the order of methods beside the papers'; `<!-- table: reruns -->`
-compares runs that were made again (docs/results/reruns) with those behind the pages.
+come from the files, and `<!-- table: verdicts -->` counts those; `<!-- table: orders -->` sets the order of methods
+beside the papers'; `<!-- table: reruns -->` compares runs that were made again (docs/results/reruns) with those
+behind the pages.
 
 Figures in sentences are made as well: what stands between `<!-- figure: KEYS -->` and `<!-- end -->`. KEYS are those of
 claims.toml, as TOML with commas between them: `row`, and if need be `file` (else the first on the page), `column`,
@@ -53,6 +54,7 @@ FOLDER = Path(__file__).parent / "results"
 MARKED = re.compile(r"(<!-- table: ([^>]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 FIGURE = re.compile(r"(<!-- figure: (.+?) -->)[^<]*(<!-- end -->)")
 _FEWEST_IN_ORDER = 4
+_VERDICTS = ("holds", "turns round", "not decided", "not measured")
 _STARTS = {"lite": "scratch", "paper": "scratch", "imagenet": "ImageNet"}
 
 
@@ -74,7 +76,12 @@ class Results:
     def part(self, wanted: str) -> str:
         """What stands between the marks."""
         name, _, what = wanted.strip().partition(" ")
-        of_all = {"claims": self.claims, "orders": self.orders, "reruns": self.reruns}
+        of_all = {
+            "claims": self.claims,
+            "verdicts": self.verdicts,
+            "orders": self.orders,
+            "reruns": self.reruns,
+        }
         if name in of_all:
             return of_all[name]().markdown()
         tables = self._file(name)
@@ -145,15 +152,28 @@ class Results:
 
     def claims(self) -> Table:
         """Papers' claims, and what became of them from scratch and from ImageNet."""
-        file = self.folder / "claims.toml"
-        listed = tomllib.loads(file.read_text())["claims"] if file.exists() else []
         rows = []
-        for claim in listed:
+        for claim in self._listed_claims():
             starts = [claim.get(start) for start in ("scratch", "imagenet")]
             published = self._published(next(filter(None, starts)))
             rows.append([claim["paper"], claim["claim"], published, *(self._outcome(found) for found in starts)])
         columns = ["paper", "claim", "there, in points", "from scratch", "from ImageNet"]
         return Table("Claims", columns, rows, numeric=False)
+
+    def verdicts(self) -> Table:
+        """How many claims of each paper came out how, from either start."""
+        rows = []
+        listed = self._listed_claims()
+        for paper in dict.fromkeys(claim["paper"] for claim in listed):
+            for start, words in (("scratch", "scratch"), ("imagenet", "ImageNet")):
+                came_out = [self._verdict_on(claim.get(start)) for claim in listed if claim["paper"] == paper]
+                rows.append([paper, words, *(str(came_out.count(verdict)) for verdict in _VERDICTS)])
+        return Table("Verdicts", ["claims of", "from", *_VERDICTS], rows)
+
+    def _listed_claims(self) -> list[dict[str, Any]]:
+        file = self.folder / "claims.toml"
+        listed: list[dict[str, Any]] = tomllib.loads(file.read_text())["claims"] if file.exists() else []
+        return listed
 
     def _published(self, found: Mapping[str, Any]) -> str:
         """The paper's own difference, where it prints both figures for the same task."""
@@ -166,13 +186,15 @@ class Results:
     def _outcome(self, found: Mapping[str, Any] | None) -> str:
         """The verdict, the effect with its interval, both from the runs, words, and where to read on."""
         if found is None:
-            return "not measured"
-        chosen = {key: found[key] for key in ("view", "column", "metric", "against_view") if key in found}
-        tables = self._file(found["file"])
-        words = [_effect(tables, found["row"], found["against"], **chosen)]
+            return self._verdict_on(None)
+        words = [_effect(self._file(found["file"]), found["row"], found["against"], **_cell(found))]
         words += [found["words"]] if "words" in found else []
-        verdict = _verdict(tables.difference(found["row"], found["against"], **chosen))
-        return f"**{verdict}**: {'; '.join(words)} ([page]({found['page']}))"
+        return f"**{self._verdict_on(found)}**: {'; '.join(words)} ([page]({found['page']}))"
+
+    def _verdict_on(self, found: Mapping[str, Any] | None) -> str:
+        if found is None:
+            return "not measured"
+        return _verdict(self._file(found["file"]).difference(found["row"], found["against"], **_cell(found)))
 
     def differences(self) -> Iterator[Group]:
         """Of every file its rows against the baseline in the view that most rows have."""
@@ -306,6 +328,11 @@ def _effect(tables: ResultTables, row: str, against: str, **cell: Any) -> str:
     own, other = tables.pair(row, against, **cell)
     above = sum(own[seed] > other[seed] for seed in own.keys() & other.keys())
     return f"{difference_text(test)}, above with {above} of {test['seeds']} seeds{p}"
+
+
+def _cell(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Which of a row's figures a claim is about."""
+    return {key: found[key] for key in ("view", "column", "metric", "against_view") if key in found}
 
 
 def _verdict(test: PairedTest | None) -> str:

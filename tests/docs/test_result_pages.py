@@ -230,6 +230,20 @@ def test_a_claim_holds_or_turns_round_where_chance_is_ruled_out(folder):
     assert claimed(folder, "a < b", "fedavg")[1] == "**not decided**: +2.00, one seed ([page](x.md))"
 
 
+def test_verdicts_are_counted_by_paper_and_start(folder):
+    found = '{ file = "p.t-d-lite", row = "a < b", against = "fedavg", page = "x.md" }'
+    claims = [("P", "scratch"), ("P", "imagenet"), ("Q", "scratch")]
+    text = "".join(f'[[claims]]\npaper = "{paper}"\nclaim = "c"\n{start} = {found}\n' for paper, start in claims)
+    (folder / "claims.toml").write_text(text)
+    # Its interval has nought in it, so each claim is decided nowhere, and measured from one start alone.
+    assert make_results.Results(folder).verdicts().rows == [
+        ["P", "scratch", "0", "0", "1", "1"],
+        ["P", "ImageNet", "0", "0", "1", "1"],
+        ["Q", "scratch", "0", "0", "1", "0"],
+        ["Q", "ImageNet", "0", "0", "0", "1"],
+    ]
+
+
 def test_differences_are_drawn_at_their_place(folder):
     picture = make_results.Results(folder).picture()
     zero = forest_plot._LEFT + forest_plot._WIDTH / 2
