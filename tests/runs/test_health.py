@@ -19,7 +19,7 @@ LEARNS = {"rounds": 6, "epochs": 3, "lr": 0.1}
 """Enough for the tiny network to be well above chance on toy data."""
 
 CONFIG = {
-    "method": {"name": "some"},
+    "method": {"name": "some", "kind": "global"},
     "plan": {"lr": 0.05},
     "data": {"classes": list("abcdefghij")},
     "partition": {"held_out": ["z"]},
@@ -110,6 +110,9 @@ def test_a_site_at_chance_is_named_and_held_out_ones_are_not() -> None:
     (warning,) = diagnose(CONFIG, rounds)
     assert warning["kind"] == "site_at_chance"
     assert "on y (chance 30.00 %)." in warning["text"]
+    assert "such as fedbn" in warning["advice"]
+    (of_personal,) = diagnose({**CONFIG, "method": {"name": "fedbn", "kind": "personal"}}, rounds)
+    assert "fedbn" not in of_personal["advice"]
     assert kinds([0.5] * 3, [1.0] * 3, x=[0.7] * 3, y=[0.3, 0.31, 0.4], z=[0.1] * 3) == []
 
 

@@ -144,14 +144,20 @@ def _sites_at_chance(config: Mapping[str, Any], rounds: Sequence[Mapping[str, An
         return
     named = ", ".join(f"{site} (chance {percent(chance[site])} %)" for site in bad[:_MOST_NAMES])
     more = f" and {len(bad) - _MOST_NAMES} more" if len(bad) > _MOST_NAMES else ""
-    more_rounds = "train for more rounds, or try a method with local parts such as fedbn"
-    another_start = "or try --weights of another backbone, or a method that trains, such as fedavg"
     yield {
         "kind": "site_at_chance",
         "round": scored[0][0],
         "text": f"{_name(config)} is no better than chance on {named}{more}.",
-        "advice": f"Check the labels and images there, {more_rounds if _trains(rounds) else another_start}.",
+        "advice": f"Check the labels and images there, {_for_one_site(config, rounds)}.",
     }
+
+
+def _for_one_site(config: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]) -> str:
+    if not _trains(rounds):
+        return "or try --weights of another backbone, or a method that trains, such as fedavg"
+    if config["method"]["kind"] != "global":
+        return "or train for more rounds"
+    return "train for more rounds, or try a method with local parts such as fedbn"
 
 
 def _clients_lost(config: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]) -> RunWarning | None:
