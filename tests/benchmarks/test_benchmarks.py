@@ -160,3 +160,25 @@ def test_one_pass_quick(benchmark, capsys):
     held = 10 * 10  # sites times classes, each of 1,280 numbers of four bytes; some sites may lack a class
     assert 0.9 * held * 5120 < measured[0].sent < 1.1 * held * 5120
     assert "KB up per site" in capsys.readouterr().out
+
+
+def first(kind, model):
+    return next(layer for layer in model.modules() if isinstance(layer, kind))
+
+
+def test_statistics_of_a_domain_replace_averaged_ones(benchmark, tiny_run):
+    own = benchmark("batch_statistics")
+    run = tiny_run("fedavg", model="resnet10", set={"model.width": 4})
+    opened = OpenRun(run.path, with_data=True)
+    model, images = run.model().eval(), next(iter(opened.context.dataset.domains.values())).train
+    normalised = opened.normalised(images.x[:])
+    adapted = own.with_statistics_of(model, [normalised])
+    before, after = (first(torch.nn.BatchNorm2d, each) for each in (model, adapted))
+    convolved = first(torch.nn.Conv2d, model)(normalised)
+    assert torch.allclose(after.running_mean, convolved.mean((0, 2, 3)), atol=1e-5)
+    assert not torch.allclose(before.running_mean, after.running_mean, atol=1e-3)
+    assert torch.equal(before.weight, after.weight)
+    # As it is, the model has the accuracy that its last round told.
+    (as_it_is, _) = own.rows_of(str(run.path))
+    last = run.rounds[-1]["accuracy"]["global"]
+    assert as_it_is[2] == ", ".join(f"{name} {100 * last[name]:.1f}" for name in opened.context.dataset.domains)
