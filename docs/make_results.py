@@ -29,7 +29,8 @@ claims.toml, as TOML with commas between them: `row`, and if need be `file` (els
     row = "fedadapterproto", explained = "iou", of = "all"  a score of explanations, of a model, a pair or all
 
 and `digits` after the point. All paired differences are drawn in differences.svg. `python docs/make_results.py --page
-FILE` prints an empty page for a file. The tests compare pages and picture with what this makes.
+FILE` prints an empty page for a file, `--common-runs` first enters runs that tables have in common, such as FedAvg on
+the same clients, in all of their files. The tests compare pages and picture with what this makes.
 """
 
 import argparse
@@ -46,6 +47,7 @@ from scipy.stats import kendalltau
 
 from protofed.studies.schema import View
 from protofed.studies.statistics import PairedTest
+from protofed.studies.tables.common_runs import enter_common_runs
 from protofed.studies.tables.result_tables import ResultTables, difference_text
 from protofed.studies.tables.results import read_results
 from protofed.text import Table, p_equals
@@ -345,7 +347,12 @@ def main() -> None:
     """Write everything, or print a page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--page", metavar="FILE", help="print a page for this file instead")
-    wanted = parser.parse_args().page
+    parser.add_argument("--common-runs", action="store_true", help="first give every file what others have of its rows")
+    chosen = parser.parse_args()
+    if chosen.common_runs:
+        for name, runs in enter_common_runs(FOLDER / "data").items():
+            print(f"{name}: {runs} runs of other files")
+    wanted = chosen.page
     results = Results()
     if wanted is None:
         results.write()

@@ -3,6 +3,7 @@
 What depends on how many images there are is asked of the declared sizes; what depends on pixels, of a few of them.
 """
 
+import json
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -118,6 +119,11 @@ def row_options(
     options["set"] = {**scaled_plan(cls, known, {**options, "set": {}}), **own}
     named = preset.suite.data[dataset].preset
     return make_options({**({"preset": named} if named in cls.presets else {}), **options, "method": row.method})
+
+
+def run_key(options: Options) -> str:
+    """The same for runs that differ in their seed only."""
+    return json.dumps(options.model_dump(exclude={"seed"}), sort_keys=True)
 
 
 def _shape_in_runs(declared: tuple[int, int, int], options: Options) -> tuple[int, int, int]:

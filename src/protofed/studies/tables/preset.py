@@ -212,6 +212,31 @@ class Preset(_TomlModel):
                 raise unknown_name(f"column of {self.name} with runs of its own", name, filter(None, known))
         return {name: options for name, options in known.items() if not names or name in names}
 
+    def accuracy_columns(self, dataset: str, scale: Scale) -> list[str]:
+        """Of a table of accuracies, besides the average."""
+        if self.has_conditions:
+            return list(self.conditions(dataset, scale))
+        return self.domains(dataset, scale) if self.per_domain else []
+
+    def published(
+        self, row: PublishedRow, dataset: str, scale: Scale, view: View, selected: Sequence[str] | None = None
+    ) -> dict[str, Any] | None:
+        """The paper's figures of a row as fractions, by the view they belong to and column; `selected` are some."""
+        if self.kind == "leakage":
+            return {"leakage": dict(zip(self.columns, row.figures.get(dataset, ()), strict=False))}
+        figures = [round(figure / 100, 6) for figure in row.figures.get(dataset, ())]
+        if not figures:
+            return None
+        columns = self.accuracy_columns(dataset, scale)
+        names = ["average"] if len(figures) == 1 else [*columns, "average"][: len(figures)]
+        named = dict(zip(names, figures, strict=True))
+        if selected:  # the paper's average is over all columns
+            named = {name: named[name] for name in selected if name in named}
+        paper: dict[str, Any] = {view: named}
+        if dataset in row.spread:
+            paper["std"] = round(row.spread[dataset] / 100, 6)
+        return paper
+
     def run_options(self, dataset: str, scale: Scale, *more: Mapping[str, Any]) -> dict[str, Any]:
         """The options of a run on a data set, later sources override earlier ones: suite, data set, table, `more`."""
         known, images = self.suite.data[dataset], self.images(dataset, scale)

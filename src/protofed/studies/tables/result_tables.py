@@ -33,7 +33,9 @@ class ResultTables:
         known = content.get("images")
         images = "" if known is None else f"; {known['source']} at {'x'.join(map(str, known['shape'][1:]))} pixels"
         where = f"{content['date']}; {content['machine']}; {versions}{images}; seeds {seeds}."
-        return f"    {content['command']}\n\n{where}"
+        taken = {(run["row"], run["made_for"]): None for run in content["runs"] if "made_for" in run}
+        common = "".join(f" Runs of {row} were made for {file}." for row, file in taken)
+        return f"    {content['command']}\n\n{where}{common}"
 
     def views(self, metric: Metric = "accuracy") -> list[View]:
         """The views that some row has."""

@@ -57,6 +57,8 @@ class RunRecord(TypedDict):
     bytes: dict[str, int]
     cpu_seconds: float | None
     rounds: int
+    made_for: NotRequired[str]
+    """The file that the run is from, where tables have it in common."""
 
 
 class RowRecord(TypedDict):
@@ -174,7 +176,7 @@ def _collected(
         "rows": {
             title: {
                 "method": entry["method"],
-                "settings": _settings(next(row for row in preset.rows_at(scale) if row.title == title), scale),
+                "settings": own_settings(next(row for row in preset.rows_at(scale) if row.title == title), scale),
                 "paper": entry["paper"],
             }
             for title, entry in methods.items()
@@ -201,7 +203,7 @@ def as_texts(options: Mapping[str, Any]) -> dict[str, Any]:
     return {**plain, "set": {key: str(value) for key, value in options["set"].items()}}
 
 
-def _settings(row: PublishedRow, scale: Scale) -> dict[str, Any]:
+def own_settings(row: PublishedRow, scale: Scale) -> dict[str, Any]:
     """What a row has of its own."""
     options = row.options_at(scale)
     return {**{key: value for key, value in options.items() if key != "set"}, **options["set"]}

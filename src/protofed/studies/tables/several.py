@@ -1,7 +1,6 @@
 """Several tables at once, as far as their images are at hand: which, what they take, one page of what came out."""
 
 import fnmatch
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from protofed.pages.markup import document, tag
 from protofed.runs.options import Options
 from protofed.studies.schema import Scale
 from protofed.studies.tables.estimate import Estimate, estimate_row
-from protofed.studies.tables.fixtures import row_options
+from protofed.studies.tables.fixtures import row_options, run_key
 from protofed.studies.tables.preset import Preset, PublishedRow, find_preset, preset_names
 from protofed.studies.tables.reproduce import checked_overrides
 from protofed.studies.tables.result_tables import ResultTables
@@ -96,7 +95,7 @@ def estimate_all(tables: Sequence[TableAtHand], seeds: Sequence[int] | None, **o
                 each = known[alike]
                 shared[preset.images(dataset, scale).data or dataset, each.frozen] = each.extraction
                 for condition in preset.conditions(dataset, scale).values():
-                    key = _key(row_options(preset, row, dataset, scale, overrides, condition))
+                    key = run_key(row_options(preset, row, dataset, scale, overrides, condition))
                     seconds |= {f"{key}/{seed}": each.seconds for seed in own_seeds}
     hours = (sum(seconds.values()) + sum(shared.values())) / cores() / 3600
     return WholeEstimate(len(seconds), hours)
@@ -151,15 +150,10 @@ def _lacking(preset: Preset, dataset: str, scale: Scale, known: Mapping[str, set
     return None
 
 
-def _key(options: Options) -> str:
-    """The same for runs that differ in their seed only."""
-    return json.dumps(options.model_dump(exclude={"seed"}), sort_keys=True)
-
-
 def _cost_key(options: Options) -> str:
     """The same for runs that take about as long: those that differ in the value of a weight, for example."""
     deciding = {key: value for key, value in options.set.items() if not _is_number(value)}
-    return _key(options.model_copy(update={"set": deciding}))
+    return run_key(options.model_copy(update={"set": deciding}))
 
 
 def _is_number(text: str) -> bool:

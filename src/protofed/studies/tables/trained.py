@@ -158,30 +158,11 @@ class TrainedTable:
         }
         if self._preset.has_conditions:
             return {**values, "average": mean(values.values())}
-        parts = self._columns(dataset) if view == "global" else []
+        parts = self._preset.accuracy_columns(dataset, self._scale) if view == "global" else []
         return {**{part: accuracies[""][part] for part in parts}, "average": values[""]}
 
-    def _columns(self, dataset: str) -> list[str]:
-        """Of the table, besides the average."""
-        if self._preset.has_conditions:
-            return list(self._preset.conditions(dataset, self._scale))
-        return self._preset.domains(dataset, self._scale) if self._preset.per_domain else []
-
     def _paper(self, row: PublishedRow, dataset: str, view: View) -> dict[str, Any] | None:
-        """The paper's figures as fractions, by the view they belong to and column."""
-        if self._preset.kind == "leakage":
-            return {"leakage": dict(zip(self._preset.columns, row.figures.get(dataset, ()), strict=False))}
-        figures = [round(figure / 100, 6) for figure in row.figures.get(dataset, ())]
-        if not figures:
-            return None
-        names = ["average"] if len(figures) == 1 else [*self._columns(dataset), "average"][: len(figures)]
-        named = dict(zip(names, figures, strict=True))
-        if self._selected:  # the paper's average is over all columns
-            named = {name: named[name] for name in self._selected if name in named}
-        paper: dict[str, Any] = {view: named}
-        if dataset in row.spread:
-            paper["std"] = round(row.spread[dataset] / 100, 6)
-        return paper
+        return self._preset.published(row, dataset, self._scale, view, self._selected)
 
     def _paper_of_domains(self, dataset: str) -> dict[str, dict[str, float]]:
         """The same for a comparison, which has a run's own columns: those of its domains."""
