@@ -28,9 +28,10 @@ claims.toml, as TOML with commas between them: `row`, and if need be `file` (els
     row = "4th stage", leaked = "min L2"                    a column of the table of leakage
     row = "fedadapterproto", explained = "iou", of = "all"  a score of explanations, of a model, a pair or all
 
-and `digits` after the point. All paired differences are drawn in differences.svg. `python docs/make_results.py --page
+and `digits` after the point. All paired differences are drawn in differences.svg,
+those of claims in claims.svg. `python docs/make_results.py --page
 FILE` prints an empty page for a file, `--common-runs` first enters runs that tables have in common, such as FedAvg on
-the same clients, in all of their files. The tests compare pages and picture with what this makes.
+the same clients, in all of their files. The tests compare pages and pictures with what this makes.
 """
 
 import argparse
@@ -42,7 +43,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from forest_plot import Group, forest_plot
+from forest_plot import Group, Mark, Origin, Row, forest_plot
 from scipy.stats import kendalltau
 
 from protofed.studies.schema import View
@@ -57,7 +58,8 @@ MARKED = re.compile(r"(<!-- table: ([^>]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 FIGURE = re.compile(r"(<!-- figure: (.+?) -->)[^<]*(<!-- end -->)")
 _FEWEST_IN_ORDER = 4
 _VERDICTS = ("holds", "turns round", "not decided", "not measured")
-_STARTS = {"lite": "scratch", "paper": "scratch", "imagenet": "ImageNet"}
+_STARTS: dict[str, Origin] = {"lite": "scratch", "paper": "scratch", "imagenet": "ImageNet"}
+_CLAIMED: dict[str, Origin] = {"scratch": "scratch", "imagenet": "ImageNet"}
 
 
 class Results:
@@ -156,7 +158,7 @@ class Results:
         """Papers' claims, and what became of them from scratch and from ImageNet."""
         rows = []
         for claim in self._listed_claims():
-            starts = [claim.get(start) for start in ("scratch", "imagenet")]
+            starts = [claim.get(start) for start in _CLAIMED]
             published = self._published(next(filter(None, starts)))
             rows.append([claim["paper"], claim["claim"], published, *(self._outcome(found) for found in starts)])
         columns = ["paper", "claim", "there, in points", "from scratch", "from ImageNet"]
@@ -167,7 +169,7 @@ class Results:
         rows = []
         listed = self._listed_claims()
         for paper in dict.fromkeys(claim["paper"] for claim in listed):
-            for start, words in (("scratch", "scratch"), ("imagenet", "ImageNet")):
+            for start, words in _CLAIMED.items():
                 came_out = [self._verdict_on(claim.get(start)) for claim in listed if claim["paper"] == paper]
                 rows.append([paper, words, *(str(came_out.count(verdict)) for verdict in _VERDICTS)])
         return Table("Verdicts", ["claims of", "from", *_VERDICTS], rows)
@@ -202,25 +204,50 @@ class Results:
         """Of every file its rows against the baseline in the view that most rows have."""
         for tables in self.files.values():
             content = tables.content
+            start = _STARTS[content["scale"]]
             tests = tables.differences("accuracy", _widest_view(tables))
-            known = [(row, test) for row, test in tests.items() if test is not None]
-            if known:
-                start = _STARTS[content["scale"]]
-                heading = f"{content['preset']}, {content['dataset']}, {start}, against {content['baseline']}"
-                yield Group(heading, start, known)
+            rows = [Row(row, [_measured(start, test)]) for row, test in tests.items() if test is not None]
+            if rows:
+                against = f"{start}, against {content['baseline']}"
+                yield Group(f"{content['preset']}, {content['dataset']}, {against}", rows)
 
-    def picture(self) -> str:
-        """All paired differences with their intervals, as SVG."""
-        return forest_plot(self.differences())
+    def differences_of_claims(self) -> Iterator[Group]:
+        """Of every claim, by paper: what was published, and what came out from either start."""
+        listed = self._listed_claims()
+        for paper in dict.fromkeys(claim["paper"] for claim in listed):
+            own = [claim for claim in listed if claim["paper"] == paper]
+            yield Group(paper, [Row(claim["claim"].replace("`", ""), self._marks(claim)) for claim in own])
+
+    def _marks(self, claim: Mapping[str, Any]) -> list[Mark]:
+        found = {start: claim[key] for key, start in _CLAIMED.items() if key in claim}
+        published = self._published(next(iter(found.values())))
+        marks = [] if published == "-" else [Mark("paper", float(published), None, f"{published} in the paper")]
+        for start, each in found.items():
+            tables, rows = self._file(each["file"]), (each["row"], each["against"])
+            test = tables.difference(*rows, **_cell(each))
+            if test is not None:
+                marks.append(_measured(start, test))
+            else:
+                points = _figure_text(tables, *rows, digits=2, **_cell(each))
+                marks.append(Mark(start, float(points), None, f"{points}, one seed"))
+        return marks
+
+    def pictures(self) -> dict[str, str]:
+        """Differences with their intervals, as SVG: of the claims, and of all rows."""
+        return {
+            "claims.svg": forest_plot(self.differences_of_claims(), names=650),
+            "differences.svg": forest_plot(self.differences()),
+        }
 
     def write(self) -> None:
-        """All pages and the picture."""
+        """All pages and the pictures."""
         for page in pages():
             text = page.read_text()
             made = self.rebuilt(text)
             if made != text:
                 page.write_text(made)
-        (self.folder / "differences.svg").write_text(self.picture())
+        for name, picture in self.pictures().items():
+            (self.folder / name).write_text(picture)
 
 
 def pages() -> list[Path]:
@@ -258,6 +285,12 @@ def _figures_of_runs(tables: ResultTables, view: View) -> dict[tuple[str, str, i
         for run in tables.content["runs"]
         if view in run["accuracy"]
     }
+
+
+def _measured(start: Origin, test: PairedTest) -> Mark:
+    bounds = test["interval"]
+    interval = None if bounds is None else (100 * bounds[0], 100 * bounds[1])
+    return Mark(start, 100 * test["difference"], interval, difference_text(test))
 
 
 def _points(difference: float, digits: int) -> str:

@@ -56,8 +56,9 @@ def test_typed_figures_are_found():
     assert typed_figures("| Dirichlet 0.1 | a |") == []
 
 
-def test_the_picture_is_that_of_the_files():
-    assert (make_results.FOLDER / "differences.svg").read_text() == RESULTS.picture()
+@pytest.mark.parametrize("name", ["claims.svg", "differences.svg"])
+def test_pictures_are_those_of_the_files(name):
+    assert (make_results.FOLDER / name).read_text() == RESULTS.pictures()[name]
 
 
 def test_every_file_has_a_page():
@@ -244,11 +245,32 @@ def test_verdicts_are_counted_by_paper_and_start(folder):
     ]
 
 
+def at(points, names):
+    """Where a difference is drawn."""
+    return f"{names + forest_plot._WIDTH / 2 + points * forest_plot._WIDTH / 40:.1f}"
+
+
 def test_differences_are_drawn_at_their_place(folder):
-    picture = make_results.Results(folder).picture()
-    zero = forest_plot._LEFT + forest_plot._WIDTH / 2
-    per_point = forest_plot._WIDTH / 40
-    assert f'cx="{zero + 2 * per_point:.1f}"' in picture
-    assert f'x1="{zero - 0.4841 * per_point:.1f}" x2="{zero + 4.4841 * per_point:.1f}"' in picture
+    picture = make_results.Results(folder).pictures()["differences.svg"]
+    assert f'cx="{at(2, 330)}"' in picture
+    assert f'x1="{at(-0.4841, 330)}" x2="{at(4.4841, 330)}"' in picture
     assert "a &lt; b" in picture
     assert "p.t, d, scratch, against fedavg" in picture
+    assert "the paper" not in picture, "no row of it is published"
+
+
+def test_claims_are_drawn_beside_what_was_published(folder):
+    claimed(folder, "a < b", "fedavg")
+    picture = make_results.Results(folder).pictures()["claims.svg"]
+    assert f'<circle cx="{at(2, 650)}"' in picture
+    assert f'x1="{at(-0.4841, 650)}" x2="{at(4.4841, 650)}"' in picture
+    half = 2.5 * 40 / forest_plot._WIDTH  # of a square, in points
+    assert f'<rect x="{at(-7.5 - half, 650)}"' in picture
+    assert "b beats FedAvg: -7.5 in the paper" in picture
+    assert "from scratch" in picture
+    assert "from ImageNet" not in picture
+    path = folder / "data" / "p.t-d-lite.json"
+    content = json.loads(path.read_text())
+    content["runs"] = [run for run in content["runs"] if run["seed"] == 0]
+    path.write_text(json.dumps(content))
+    assert "b beats FedAvg: +2.00, one seed" in make_results.Results(folder).pictures()["claims.svg"]
