@@ -43,12 +43,13 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from forest_plot import Group, Mark, Origin, Row, forest_plot
 from scipy.stats import kendalltau
 
+from protofed.pages.forest_plot import Mark, Origin, Row, RowGroup, forest_plot
 from protofed.studies.schema import View
 from protofed.studies.statistics import PairedTest
 from protofed.studies.tables.common_runs import enter_common_runs
+from protofed.studies.tables.differences import differences, measured
 from protofed.studies.tables.result_tables import ResultTables, difference_text
 from protofed.studies.tables.results import read_results
 from protofed.text import Table, p_equals
@@ -58,7 +59,6 @@ MARKED = re.compile(r"(<!-- table: ([^>]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 FIGURE = re.compile(r"(<!-- figure: (.+?) -->)[^<]*(<!-- end -->)")
 _FEWEST_IN_ORDER = 4
 _VERDICTS = ("holds", "turns round", "not decided", "not measured")
-_STARTS: dict[str, Origin] = {"lite": "scratch", "paper": "scratch", "imagenet": "ImageNet"}
 _CLAIMED: dict[str, Origin] = {"scratch": "scratch", "imagenet": "ImageNet"}
 
 
@@ -117,7 +117,7 @@ class Results:
         """Runs that were made again, beside those behind the pages: the same seeds, columns and settings."""
         rows = []
         for name, tables in self.again.items():
-            view = _widest_view(tables)
+            view = tables.widest_view()
             before, again = (_figures_of_runs(each, view) for each in (self._file(name), tables))
             for row in tables.content["rows"]:
                 common = [key for key in again if key in before and key[0] == row]
@@ -200,23 +200,12 @@ class Results:
             return "not measured"
         return _verdict(self._file(found["file"]).difference(found["row"], found["against"], **_cell(found)))
 
-    def differences(self) -> Iterator[Group]:
-        """Of every file its rows against the baseline in the view that most rows have."""
-        for tables in self.files.values():
-            content = tables.content
-            start = _STARTS[content["scale"]]
-            tests = tables.differences("accuracy", _widest_view(tables))
-            rows = [Row(row, [_measured(start, test)]) for row, test in tests.items() if test is not None]
-            if rows:
-                against = f"{start}, against {content['baseline']}"
-                yield Group(f"{content['preset']}, {content['dataset']}, {against}", rows)
-
-    def differences_of_claims(self) -> Iterator[Group]:
+    def differences_of_claims(self) -> Iterator[RowGroup]:
         """Of every claim, by paper: what was published, and what came out from either start."""
         listed = self._listed_claims()
         for paper in dict.fromkeys(claim["paper"] for claim in listed):
             own = [claim for claim in listed if claim["paper"] == paper]
-            yield Group(paper, [Row(claim["claim"].replace("`", ""), self._marks(claim)) for claim in own])
+            yield RowGroup(paper, [Row(claim["claim"].replace("`", ""), self._marks(claim)) for claim in own])
 
     def _marks(self, claim: Mapping[str, Any]) -> list[Mark]:
         found = {start: claim[key] for key, start in _CLAIMED.items() if key in claim}
@@ -226,7 +215,7 @@ class Results:
             tables, rows = self._file(each["file"]), (each["row"], each["against"])
             test = tables.difference(*rows, **_cell(each))
             if test is not None:
-                marks.append(_measured(start, test))
+                marks.append(measured(start, test))
             else:
                 points = _figure_text(tables, *rows, digits=2, **_cell(each))
                 marks.append(Mark(start, float(points), None, f"{points}, one seed"))
@@ -236,7 +225,7 @@ class Results:
         """Differences with their intervals, as SVG: of the claims, and of all rows."""
         return {
             "claims.svg": forest_plot(self.differences_of_claims(), names=650),
-            "differences.svg": forest_plot(self.differences()),
+            "differences.svg": forest_plot(differences(self.files.values())),
         }
 
     def write(self) -> None:
@@ -273,11 +262,6 @@ def _beside_the_paper(tables: ResultTables) -> tuple[dict[str, float], dict[str,
     return best
 
 
-def _widest_view(tables: ResultTables) -> View:
-    """The view in which most rows have figures."""
-    return max(tables.views(), key=lambda view: len(tables.cells("accuracy", view)))
-
-
 def _figures_of_runs(tables: ResultTables, view: View) -> dict[tuple[str, str, int], float]:
     """What every run came to, by row, column and seed."""
     return {
@@ -285,12 +269,6 @@ def _figures_of_runs(tables: ResultTables, view: View) -> dict[tuple[str, str, i
         for run in tables.content["runs"]
         if view in run["accuracy"]
     }
-
-
-def _measured(start: Origin, test: PairedTest) -> Mark:
-    bounds = test["interval"]
-    interval = None if bounds is None else (100 * bounds[0], 100 * bounds[1])
-    return Mark(start, 100 * test["difference"], interval, difference_text(test))
 
 
 def _points(difference: float, digits: int) -> str:

@@ -19,6 +19,7 @@ from threading import Thread
 from PIL import Image
 
 from protofed.report.server import ReportServer
+from protofed.studies.tables.results_page import write_page
 
 ROOT = Path(__file__).parents[1]
 WORK = ROOT / "build" / "screenshots"
@@ -56,6 +57,7 @@ PAGES = {
     "run": "run/report.html",
     "sweep": "swept/report.html",
     "reproduction": "table/report.html",
+    "tables": "tables.html",
     "explanations": "parts/explanations/index.html",
     "exact-evidence": "ridge/explanations/index.html",
     "embeddings": "run/embeddings/index.html",
@@ -72,6 +74,7 @@ def make_pages() -> None:
         if not (WORK / made).exists():
             print("protofed", command, flush=True)
             subprocess.run(_words(command), cwd=WORK, check=True, stdout=subprocess.DEVNULL)
+    write_page(ROOT / "docs" / "results" / "data", WORK / "tables.html", [], [])
 
 
 def _words(command: str) -> list[str]:

@@ -14,9 +14,9 @@ from scipy.stats import t
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "docs"))
 
-import forest_plot  # noqa: E402
 import make_results  # noqa: E402
 
+from protofed.pages import forest_plot  # noqa: E402
 from protofed.studies.tables.explained import AGREEMENT, FAITHFULNESS  # noqa: E402
 
 RESULTS = make_results.Results()
@@ -77,7 +77,7 @@ def test_claims_name_files_rows_and_pages_that_exist():
 def test_runs_made_again_agree_with_the_pages():
     for name, again in RESULTS.again.items():
         page = RESULTS.files[name]
-        view = make_results._widest_view(again)
+        view = again.widest_view()
         before, now = (make_results._figures_of_runs(each, view) for each in (page, again))
         assert before.keys() & now.keys(), f"{name}: nothing was made again"
         for row, condition, seed in before.keys() & now.keys():

@@ -11,7 +11,8 @@ from protofed.studies.schedule import Failure
 from protofed.studies.tables.redrawing import redraw
 from protofed.studies.tables.reproduce import parse_scale, reproduce
 from protofed.studies.tables.results import write_results
-from protofed.studies.tables.several import TableAtHand, estimate_all, tables_at_hand, write_page
+from protofed.studies.tables.results_page import write_page
+from protofed.studies.tables.several import TableAtHand, estimate_all, tables_at_hand
 from protofed.text import Table, split_names
 
 

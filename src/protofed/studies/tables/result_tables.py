@@ -42,6 +42,10 @@ class ResultTables:
         found = {view for run in self.content["runs"] for view in run[metric]}
         return [view for view in ("global", "personal") if view in found]
 
+    def widest_view(self) -> View:
+        """The view in which most rows have figures."""
+        return max(self.views(), key=lambda view: len(self.cells("accuracy", view)))
+
     def table(self, metric: Metric, view: View) -> Table:
         """Columns, average, spread over seeds, and the difference to the baseline over the same seeds."""
         cells = self.cells(metric, view)

@@ -1,24 +1,19 @@
-"""Several tables at once, as far as their images are at hand: which, what they take, one page of what came out."""
+"""Several tables at once, as far as their images are at hand: which, and what they take."""
 
 import fnmatch
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from protofed.data.catalog import available
 from protofed.errors import unknown_name
-from protofed.pages.elements import plain_table
-from protofed.pages.markup import document, tag
 from protofed.runs.options import Options
 from protofed.studies.schema import Scale
 from protofed.studies.tables.estimate import Estimate, estimate_row
 from protofed.studies.tables.fixtures import row_options, run_key
 from protofed.studies.tables.preset import Preset, PublishedRow, find_preset, preset_names
 from protofed.studies.tables.reproduce import checked_overrides
-from protofed.studies.tables.result_tables import ResultTables
-from protofed.studies.tables.results import read_results
-from protofed.system import cores, one_thread, write_atomically
+from protofed.system import cores, one_thread
 from protofed.text import split_names
 
 _ALL = "ALL"
@@ -99,24 +94,6 @@ def estimate_all(tables: Sequence[TableAtHand], seeds: Sequence[int] | None, **o
                     seconds |= {f"{key}/{seed}": each.seconds for seed in own_seeds}
     hours = (sum(seconds.values()) + sum(shared.values())) / cores() / 3600
     return WholeEstimate(len(seconds), hours)
-
-
-def write_page(results: Path, path: Path, left_out: Sequence[str], failures: Sequence[str]) -> None:
-    """One page of all results files in a folder, and of what is missing."""
-    body: list[object] = [tag("h1", "Tables of the papers")]
-    for file in sorted(results.glob("*.json")):
-        tables = ResultTables(read_results(file))
-        content = tables.content
-        title = f"{content['preset']}, {content['dataset']}, {content['scale']}: {content['title']}"
-        body += [tag("h2", title), tag("pre", tag("code", content["command"]))]
-        shown = [tables.table("accuracy", view) for view in tables.views()]
-        shown += [*(tables.table("auc", view) for view in tables.views("auc")), tables.leakage()]
-        shown += [tables.explanations(), tables.costs()]
-        body += [plain_table(table.title, table.columns, table.rows) for table in shown if table.rows]
-    for heading, lines in (("Without a result", failures), ("Not available", left_out)):
-        if lines:
-            body += [tag("h2", heading), tag("ul", *(tag("li", line) for line in lines))]
-    write_atomically(path, document("Tables of the papers", tag("main", *body)).encode())
 
 
 def _expanded(text: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""A picture of paired differences with their intervals, group by group, for docs/make_results.py."""
+"""A picture of paired differences with their intervals, group by group."""
 
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -33,14 +33,14 @@ class Row(NamedTuple):
     marks: Sequence[Mark]
 
 
-class Group(NamedTuple):
+class RowGroup(NamedTuple):
     """Rows that belong together."""
 
     heading: str
     rows: Sequence[Row]
 
 
-def forest_plot(groups: Iterable[Group], names: int = 330) -> str:
+def forest_plot(groups: Iterable[RowGroup], names: int = 330) -> str:
     """All differences with their intervals, as SVG; `names` is the width of the column to the left."""
     drawn = list(groups)
     used = {mark.origin for group in drawn for row in group.rows for mark in row.marks}
