@@ -46,10 +46,10 @@ def page_of(tmp_path, left_out=(), failures=()):
 def test_the_overview_names_the_first_row_and_leads_to_its_table(tmp_path):
     first = [run("fedavg", seed, 0.5 + 0.1 * seed) for seed in range(3)]
     second = [run("i2pfl", seed, 0.52 + 0.1 * seed + 0.01 * seed) for seed in range(3)]
-    write(tmp_path / "results", "p.one", first + second)
+    write(tmp_path / "results", "p.one", [*first, *second, run("one lucky seed", 2, 0.99)])
     write(tmp_path / "results", "p.two", [run("fedavg", 0, 0.9), run("i2pfl", 0, 0.8)])
     page = page_of(tmp_path)
-    assert "2 tables · 8 runs" in page
+    assert "2 tables · 9 runs" in page
     assert '<a href="#p.one-set-lite">p.one, set</a>' in page
     assert '<section id="p.one-set-lite">' in page
     # Gaps of 2, 3 and 4 points: 3 +- 4.303 * 1 / sqrt 3.

@@ -3,11 +3,13 @@
 from base64 import b64encode
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import mean
 
 from protofed.pages.elements import details, plain_table, scroll
 from protofed.pages.forest_plot import forest_plot
 from protofed.pages.frame import framed
 from protofed.pages.markup import Html, join, tag
+from protofed.studies.schema import View
 from protofed.studies.tables.differences import differences
 from protofed.studies.tables.result_tables import ResultTables, difference_text
 from protofed.studies.tables.results import read_results
@@ -34,19 +36,28 @@ def _overview(files: dict[str, ResultTables]) -> Html:
     rows = []
     for name, tables in files.items():
         content, view = tables.content, tables.widest_view()
-        averages = {
-            row: sum(cells["average"] for cells in by_seed.values()) / len(by_seed)
-            for row, by_seed in tables.cells("accuracy", view).items()
-        }
+        baseline, averages = content["baseline"], _averages(tables, view)
         if averages:
-            baseline, best = content["baseline"], max(averages, key=averages.__getitem__)
+            best = max(averages, key=averages.__getitem__)
             link = tag("a", f"{content['preset']}, {content['dataset']}", href=f"#{name}")
             against = "–" if best == baseline else difference_text(tables.differences("accuracy", view).get(best))
             seeds = len({run["seed"] for run in content["runs"]})
             compared = [f"{row} {percent(averages.get(row))}" for row in (baseline, best)]
             rows.append([link, content["scale"], seeds, *compared, against])
     columns = ["table", "scale", "seeds", "baseline", "first", "first vs baseline [95 %]"]
-    return tag("section", tag("h2", "Overview"), plain_table("Accuracy in %, mean over seeds", columns, rows))
+    caption = "Accuracy in % of the baseline, and of the first row among those that have all of its seeds"
+    return tag("section", tag("h2", "Overview"), plain_table(caption, columns, rows))
+
+
+def _averages(tables: ResultTables, view: View) -> dict[str, float]:
+    """Of every row that has all seeds of the baseline, over those."""
+    cells = tables.cells("accuracy", view)
+    seeds = cells.get(tables.content["baseline"], {})
+    return {
+        row: mean(by_seed[seed]["average"] for seed in seeds or by_seed)
+        for row, by_seed in cells.items()
+        if by_seed.keys() >= seeds.keys()
+    }
 
 
 def _all_differences(files: dict[str, ResultTables]) -> Html:
