@@ -12,7 +12,8 @@
 
 `<!-- table: claims -->` is the matrix of claims.toml, whose words are written by hand and whose effects and verdicts
 come from the files, and `<!-- table: verdicts -->` counts those; `<!-- table: orders -->` sets the order of methods
-beside the papers'; `<!-- table: reruns -->` compares runs that were made again (docs/results/reruns) with those
+beside the papers'; `<!-- table: coverage -->` lists the pages, and how much of each table they have;
+`<!-- table: reruns -->` compares runs that were made again (docs/results/reruns) with those
 behind the pages.
 
 Figures in sentences are made as well: what stands between `<!-- figure: KEYS -->` and `<!-- end -->`. KEYS are those of
@@ -39,6 +40,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -50,9 +52,10 @@ from protofed.studies.schema import View
 from protofed.studies.statistics import PairedTest
 from protofed.studies.tables.common_runs import enter_common_runs
 from protofed.studies.tables.differences import differences, measured
+from protofed.studies.tables.preset import find_preset, preset_names
 from protofed.studies.tables.result_tables import ResultTables, difference_text
-from protofed.studies.tables.results import read_results
-from protofed.text import Table, p_equals
+from protofed.studies.tables.results import read_results, results_name
+from protofed.text import Table, counted, p_equals
 
 FOLDER = Path(__file__).parent / "results"
 MARKED = re.compile(r"(<!-- table: ([^>]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -84,6 +87,7 @@ class Results:
             "claims": self.claims,
             "verdicts": self.verdicts,
             "orders": self.orders,
+            "coverage": self.coverage,
             "reruns": self.reruns,
         }
         if name in of_all:
@@ -140,6 +144,43 @@ class Results:
                 rows.append([name, str(len(papers)), *firsts, f"{agreement:+.2f}"])
         columns = ["file", "rows", "first in the paper", "first here", "rank correlation"]
         return Table("Orders of methods", columns, rows)
+
+    def coverage(self) -> Table:
+        """Of every table, by data set: how many of its rows were run, with how many seeds, and where to read on."""
+        contents = [tables.content for tables in self.files.values()]
+        at_hand = {content["dataset"] for content in contents}
+        rows = []
+        for name, title in {content["preset"]: content["title"] for content in contents}.items():
+            own = [content["dataset"] for content in contents if content["preset"] == name]
+            more = find_preset(name).datasets if name in preset_names() else []
+            for dataset in dict.fromkeys([*own, *(each for each in more if each in at_hand)]):
+                starts = [self._covered(results_name(name, dataset, scale)) for scale in ("lite", "imagenet")]
+                rows.append([name, title, dataset, *starts])
+        return Table("Pages", ["table", "about", "data", "from scratch", "from ImageNet"], rows, numeric=False)
+
+    def _covered(self, file: str) -> str:
+        """What a file has of its table; benchmarks of their own have all."""
+        if file not in self.files:
+            return "-"
+        tables = self.files[file]
+        preset, scale = tables.content["preset"], tables.content["scale"]
+        seeds: dict[str, int] = {}
+        for view in tables.views():
+            seeds |= {row: len(by_seed) for row, by_seed in tables.cells("accuracy", view).items()}
+        every = len(find_preset(preset).rows_at(scale)) if preset in preset_names() else len(seeds)
+        rows = "all rows" if len(seeds) == every else f"{len(seeds)} of {every} rows"
+        fewest, most = min(seeds.values()), max(seeds.values())
+        each = counted(most, "seed") if fewest == most else f"{fewest} to {most} seeds"
+        return f"[{rows}]({self._pages_of_files[file]}), {each}"
+
+    @cached_property
+    def _pages_of_files(self) -> dict[str, str]:
+        """Which page has the figures of a file: the first one that shows its table."""
+        found: dict[str, str] = {}
+        for page in sorted(self.folder.glob("*-*.md")):
+            for _, name, _ in MARKED.findall(page.read_text()):
+                found.setdefault(name.split()[0], page.name)
+        return found
 
     def page(self, name: str) -> str:
         """A page about one file, without words."""

@@ -202,6 +202,21 @@ def test_a_page_has_explanations_where_some_were_drawn(folder):
     assert page.index("explanations -->") < page.index("costs -->")
 
 
+def test_coverage_counts_rows_and_seeds_and_names_the_page(folder):
+    path = folder / "data" / "p.t-d-lite.json"
+    content = json.loads(path.read_text())
+    content["runs"].pop()
+    path.write_text(json.dumps(content))
+    (folder / "a-page.md").write_text(make_results.Results(folder).page("p.t-d-lite"))
+    content |= {"preset": "i2pfl.table5", "dataset": "pacs", "scale": "imagenet"}
+    (folder / "data" / "i2pfl.table5-pacs-imagenet.json").write_text(json.dumps(content))
+    (folder / "b-page.md").write_text(make_results.Results(folder).page("i2pfl.table5-pacs-imagenet"))
+    assert make_results.Results(folder).coverage().rows == [
+        ["i2pfl.table5", "T", "pacs", "-", "[2 of 5 rows](b-page.md), 2 to 3 seeds"],
+        ["p.t", "T", "d", "[all rows](a-page.md), 2 to 3 seeds", "-"],
+    ]
+
+
 def claimed(folder, row, against):
     """What the matrix of claims says of a claim that `row` beats `against`, from scratch."""
     found = f'{{ file = "p.t-d-lite", row = "{row}", against = "{against}", page = "x.md" }}'
