@@ -33,8 +33,11 @@ class ResultTables:
         known = content.get("images")
         images = "" if known is None else f"; {known['source']} at {'x'.join(map(str, known['shape'][1:]))} pixels"
         where = f"{content['date']}; {content['machine']}; {versions}{images}; seeds {seeds}."
-        taken = {(run["row"], run["made_for"]): None for run in content["runs"] if "made_for" in run}
-        common = "".join(f" Runs of {row} were made for {file}." for row, file in taken)
+        taken: dict[str, dict[str, None]] = {}
+        for run in content["runs"]:
+            if "made_for" in run:
+                taken.setdefault(run["made_for"], {})[run["row"]] = None
+        common = "".join(f" Runs of {', '.join(rows)} were made for {file}." for file, rows in taken.items())
         return f"    {content['command']}\n\n{where}{common}"
 
     def views(self, metric: Metric = "accuracy") -> list[View]:
