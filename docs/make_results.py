@@ -12,9 +12,8 @@
 
 `<!-- table: claims -->` is the matrix of claims.toml, whose words are written by hand and whose effects and verdicts
 come from the files, and `<!-- table: verdicts -->` counts those; `<!-- table: orders -->` sets the order of methods
-beside the papers'; `<!-- table: coverage -->` lists the pages, and how much of each table they have;
-`<!-- table: reruns -->` compares runs that were made again (docs/results/reruns) with those
-behind the pages.
+beside the papers'; `<!-- table: coverage -->` lists the pages, and how much of each table they have; `<!-- table:
+reruns -->` compares runs that were made again (docs/results/reruns) with those behind the pages.
 
 Figures in sentences are made as well: what stands between `<!-- figure: KEYS -->` and `<!-- end -->`. KEYS are those of
 claims.toml, as TOML with commas between them: `row`, and if need be `file` (else the first on the page), `column`,
@@ -29,10 +28,10 @@ claims.toml, as TOML with commas between them: `row`, and if need be `file` (els
     row = "4th stage", leaked = "min L2"                    a column of the table of leakage
     row = "fedadapterproto", explained = "iou", of = "all"  a score of explanations, of a model, a pair or all
 
-and `digits` after the point. All paired differences are drawn in differences.svg,
-those of claims in claims.svg. `python docs/make_results.py --page
-FILE` prints an empty page for a file, `--common-runs` first enters runs that tables have in common, such as FedAvg on
-the same clients, in all of their files. The tests compare pages and pictures with what this makes.
+and `digits` after the point. All paired differences are drawn in differences.svg, those of claims in claims.svg.
+`python docs/make_results.py --page FILE` prints an empty page for a file, `--common-runs` first enters runs that tables
+have in common, such as FedAvg on the same clients, in all of their files. The tests compare pages and pictures with
+what this makes.
 """
 
 import argparse

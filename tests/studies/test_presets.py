@@ -233,6 +233,18 @@ def test_grades_go_by_name_since_folders_are_read_in_the_order_of_the_alphabet(d
     assert {grades[number] for number in healthy} == set(grades) - ill
 
 
+def test_the_papers_average_stands_where_all_columns_do():
+    preset = find_preset("i2pfl.table3")
+    (row,) = preset.selected_rows(["fedavg"])
+    columns = ["to caltech", "to amazon", "to webcam", "to dslr"]
+    whole = {"global": dict(zip([*columns, "average"], [0.4258, 0.6662, 0.6142, 0.7043, 0.6026], strict=True))}
+    for selected in (None, [], columns):
+        assert preset.published(row, "office_caltech10", "lite", "global", selected) == whole
+    some = preset.published(row, "office_caltech10", "lite", "global", columns[1:2])
+    assert some == {"global": {"to amazon": 0.6662}}
+    assert preset.published(preset.selected_rows(["protoridge"])[0], "office_caltech10", "lite", "global") is None
+
+
 def test_cases_are_conditions_with_settings():
     preset = find_preset("conffedproto.confidence")
     conditions = preset.conditions("mnist", "lite")

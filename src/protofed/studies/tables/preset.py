@@ -230,7 +230,7 @@ class Preset(_TomlModel):
         columns = self.accuracy_columns(dataset, scale)
         names = ["average"] if len(figures) == 1 else [*columns, "average"][: len(figures)]
         named = dict(zip(names, figures, strict=True))
-        if selected:  # the paper's average is over all columns
+        if selected and set(selected) < set(columns):  # the paper's average is over all columns
             named = {name: named[name] for name in selected if name in named}
         paper: dict[str, Any] = {view: named}
         if dataset in row.spread:
