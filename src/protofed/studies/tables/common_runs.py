@@ -42,8 +42,10 @@ def enter_common_runs(folder: Path) -> dict[str, int]:
     for name, content in files.items():
         for cell in cells[name]:
             for run in _runs_of(content, cell):
-                if "made_for" not in run:
-                    known.setdefault((cell.key, run["seed"]), {**run, "made_for": name})
+                before = known.get((cell.key, run["seed"]))
+                untimed = before is None or before["cpu_seconds"] is None  # those of earlier versions are
+                if untimed and "made_for" not in run:
+                    known[cell.key, run["seed"]] = {**run, "made_for": name}
     entered = {}
     for name in filter(cells.get, files):
         content = files[name]
