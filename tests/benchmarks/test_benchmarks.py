@@ -182,3 +182,17 @@ def test_statistics_of_a_domain_replace_averaged_ones(benchmark, tiny_run):
     (as_it_is, _) = own.rows_of(str(run.path))
     last = run.rounds[-1]["accuracy"]["global"]
     assert as_it_is[2] == ", ".join(f"{name} {100 * last[name]:.1f}" for name in opened.context.dataset.domains)
+
+
+def test_training_images_are_told_from_test_images(benchmark, tiny_run):
+    run = tiny_run("fedavg", model="resnet10", set={"model.width": 4})
+    opened = OpenRun(run.path, with_data=True)
+    partition, last = opened.context.partition, run.rounds[-1]["accuracy"]["global"]
+    found = benchmark("training_images").accuracies(str(run.path))
+    for name, domain in opened.context.dataset.domains.items():
+        on_tests, on_all, trained_on = found[name]
+        assert on_tests == pytest.approx(last[name])
+        tests, every = len(domain.test), len(domain.train) + len(domain.test)
+        assert tests * on_tests <= every * on_all <= tests * on_tests + len(domain.train)
+        held = sum(len(partition.train[client]) for client in partition.clients if partition.domain[client] == name)
+        assert trained_on == pytest.approx(held / every)

@@ -38,6 +38,7 @@ EXPECTED = [
     "fedmp.table3",
     "fedmp.table4",
     "fedmp.table5",
+    "i2pfl.domain_sizes",
     "i2pfl.figure4",
     "i2pfl.figure5",
     "i2pfl.figure6",
@@ -136,6 +137,20 @@ def test_clients_hold_what_the_paper_says(dataset, sizes):
     for client in partition.clients:
         found[partition.domain[client]].append(len(partition.train[client]))
     assert found == sizes
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_domains_are_to_each_other_as_large_as_in_the_whole_of_pacs(scale):
+    assert domain_shares("i2pfl.domain_sizes", scale) == pytest.approx(domain_shares("i2pfl.table2", "paper"), abs=0.01)
+
+
+def domain_shares(name, scale):
+    preset = find_preset(name)
+    partition = real_partition(preset, "pacs", scale, make_options(preset.run_options("pacs", scale)))
+    images = dict.fromkeys(preset.domains("pacs", scale), 0)
+    for client in partition.clients:
+        images[partition.domain[client]] += len(partition.train[client])
+    return {domain: count / sum(images.values()) for domain, count in images.items()}
 
 
 def test_lite_scale_is_the_agreed_one():
