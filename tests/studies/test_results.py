@@ -9,6 +9,7 @@ import pytest
 from protofed.errors import UserError
 from protofed.metrics import find_metric
 from protofed.runs.opened import Run
+from protofed.studies.tables import results
 from protofed.studies.tables.explained import AGREEMENT, FAITHFULNESS
 from protofed.studies.tables.reproduce import reproduce
 from protofed.studies.tables.result_tables import ResultTables
@@ -68,6 +69,8 @@ def content(runs, **changes):
                 "bytes": {"up": 1000 * (seed + 1), "down": 10},
                 "cpu_seconds": 4.0 + seed,
                 "rounds": 5,
+                "date": "2026-01-01",
+                "machine": "a machine",
             }
             for row, condition, seed, value in runs
         ],
@@ -208,6 +211,35 @@ def test_rows_of_several_runs_count_seeds_that_are_complete():
     assert tables.difference("ours", "fedavg") is None, "one seed is no test"
 
 
+def test_runs_of_several_machines_are_told_apart():
+    runs = content([("fedavg", "", 0, 0.5), ("fedavg", "", 1, 0.5), ("fedavg", "", 2, 0.5), ("ours", "", 0, 0.6)])
+    assert "\n2026-01-01; a machine; protofed 1" in ResultTables(runs).about()
+    for run in runs["runs"][2:]:
+        run["machine"], run["date"] = "a slower one", "2026-01-03"
+    runs["runs"][2]["cpu_seconds"] = 99.0
+    runs["runs"].append({**runs["runs"][0], "seed": 3})
+    tables = ResultTables(runs)
+    assert (
+        "2026-01-01 to 2026-01-03; a machine, CPU times are from there; 2 runs on a slower one (fedavg, ours); protofed"
+    ) in tables.about()
+    assert [row[5] for row in tables.costs().rows] == ["4 s", "-"], "4, 5 and 4 s where most were made"
+
+
+def test_a_run_that_is_only_entered_again_keeps_its_day_and_machine(data_root, tmp_path, monkeypatch):
+    chosen = {"datasets": "office_caltech10", "data_root": data_root, "out": tmp_path / "out"}
+    (path,) = write_results(tiny("i2pfl.table2", methods="fedavg", seeds=[0], **chosen), tmp_path / "out", tmp_path)
+    first = read_results(path)["runs"][0]
+    monkeypatch.setattr(results, "describe_machine", lambda: "another machine")
+    (path,) = write_results(tiny("i2pfl.table2", methods="fedavg", seeds=[0, 1], **chosen), tmp_path / "out", tmp_path)
+    assert read_results(path)["runs"][0] == first
+    assert read_results(path)["runs"][1]["machine"] == "another machine" != first["machine"]
+    slower = read_results(path)
+    slower["runs"][0]["cpu_seconds"] += 1
+    path.write_text(json.dumps(slower))
+    (path,) = write_results(tiny("i2pfl.table2", methods="fedavg", seeds=[0], **chosen), tmp_path / "out", tmp_path)
+    assert read_results(path)["runs"][0]["machine"] == "another machine", "what took another time was made again"
+
+
 def test_the_papers_figures_stand_in_brackets():
     runs = [("fedavg", "", 0, 0.5), ("fedavg", "", 1, 0.6)]
     paper = {"fedavg": {"method": "fedavg", "settings": {"head": "random", "ema": False}, "paper": None}}
@@ -284,15 +316,17 @@ def test_explanations_are_told_model_by_model():
     assert len(table.columns) == len(table.rows[0])
 
 
-def test_files_of_earlier_versions_have_no_explanations_and_no_curves(tmp_path):
+def test_files_of_earlier_versions_can_be_read(tmp_path):
     old = content([("fedavg", "", 0, 0.5)])
-    del old["runs"][0]["explanations"], old["runs"][0]["curve"]
+    for key in ("explanations", "curve", "date", "machine"):
+        del old["runs"][0][key]
     path = tmp_path / "old.json"
     path.write_text(json.dumps(old))
     tables = ResultTables(read_results(path))
     assert tables.explanations().rows == []
     assert tables.content["runs"][0]["explanations"] == tables.content["runs"][0]["curve"] == {}
     assert tables.curves("global").rows == []
+    assert "2026-01-01; a machine; " in tables.about(), "theirs are those of the file"
 
 
 def test_files_can_be_read_line_by_line(data_root, tmp_path):

@@ -1,5 +1,6 @@
 """Tables of a results file: figures over seeds, the paper's beside them, paired differences, costs."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import mean
 from typing import Any, Literal
@@ -9,7 +10,7 @@ from protofed.studies.statistics import PairedTest, paired_tests, spread
 from protofed.studies.tables.explained import AGREEMENT, ALL, FAITHFULNESS, ExplanationScores
 from protofed.studies.tables.reproduction import curve_table
 from protofed.studies.tables.results import ResultsContent
-from protofed.text import Table, p_value, percent, setting, size
+from protofed.text import Table, counted, p_value, percent, setting, size
 
 Metric = Literal["accuracy", "auc"]
 
@@ -32,13 +33,29 @@ class ResultTables:
         seeds = ", ".join(str(seed) for seed in sorted({run["seed"] for run in content["runs"]}))
         known = content.get("images")
         images = "" if known is None else f"; {known['source']} at {'x'.join(map(str, known['shape'][1:]))} pixels"
-        where = f"{content['date']}; {content['machine']}; {versions}{images}; seeds {seeds}."
+        days = sorted({run["date"] for run in content["runs"]})
+        when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+        where = f"{when}; {self._machines_text()}; {versions}{images}; seeds {seeds}."
         taken: dict[str, dict[str, None]] = {}
         for run in content["runs"]:
             if "made_for" in run:
                 taken.setdefault(run["made_for"], {})[run["row"]] = None
         common = "".join(f" Runs of {', '.join(rows)} were made for {file}." for file, rows in taken.items())
         return f"    {content['command']}\n\n{where}{common}"
+
+    def _machines(self) -> list[str]:
+        """Where runs were made; first the machine that made most of them."""
+        return [machine for machine, _ in Counter(run["machine"] for run in self.content["runs"]).most_common()]
+
+    def _machines_text(self) -> str:
+        """If there are several, with what the others made."""
+        most, *others = self._machines()
+        texts = [f"{most}, CPU times are from there" if others else most]
+        for machine in others:
+            runs = [run for run in self.content["runs"] if run["machine"] == machine]
+            rows = dict.fromkeys(run["row"] for run in runs)
+            texts.append(f"{counted(len(runs), 'run')} on {machine} ({', '.join(rows)})")
+        return "; ".join(texts)
 
     def views(self, metric: Metric = "accuracy") -> list[View]:
         """The views that some row has."""
@@ -68,13 +85,18 @@ class ResultTables:
         return Table(f"{_HEADINGS[metric]}, {view} view", ["method", *columns, named, "std", "seeds", *against], rows)
 
     def costs(self) -> Table:
-        """Bytes and processor time of a run, and what a row has of its own."""
+        """Bytes and processor time of a run, and what a row has of its own.
+
+        Time is that of runs on the machine that made most of them, since it cannot be compared with that of others.
+        """
         rows = []
+        machine = next(iter(self._machines()), None)
         for title, about in self.content["rows"].items():
             runs = [run for run in self.content["runs"] if run["row"] == title]
             if runs:
                 sent = [size(mean(run["bytes"][way] for run in runs)) for way in ("up", "down")]
-                known = [used for run in runs if (used := run["cpu_seconds"]) is not None]
+                there = [run["cpu_seconds"] for run in runs if run["machine"] == machine]
+                known = [used for used in there if used is not None]
                 seconds = f"{mean(known):.0f} s" if known else "-"
                 rounds = f"{mean(run['rounds'] for run in runs):g}"
                 settled = [next(iter(run["converged"].values())) for run in runs if run["converged"]]

@@ -42,7 +42,8 @@ class RunRecord(TypedDict):
     """One run. AUC is there for two classes, of the models after the last round; leakage in tables about that,
     explanations in figures that draw them, and the curve, accuracy after every round that was scored, in figures of it.
 
-    `converged` is the round after which accuracy settled, by view, where enough rounds were scored.
+    `converged` is the round after which accuracy settled, by view, where enough rounds were scored. Day and machine are
+    those of the call that entered the run: later ones that add to the file may come from elsewhere.
     """
 
     row: str
@@ -57,6 +58,8 @@ class RunRecord(TypedDict):
     bytes: dict[str, int]
     cpu_seconds: float | None
     rounds: int
+    date: str
+    machine: str
     made_for: NotRequired[str]
     """The file that the run is from, where tables have it in common."""
 
@@ -92,6 +95,7 @@ class ResultsContent(TypedDict):
     common: dict[str, Any]
     """Options that all rows have in common, the user's among them."""
     date: str
+    """Of the last call, as all before the images."""
     machine: str
     versions: dict[str, str]
     images: NotRequired[ImagesRecord]
@@ -139,9 +143,11 @@ def read_results(path: Path) -> ResultsContent:
         content: ResultsContent = json.loads(path.read_text())
     except ValueError:
         raise UserError(f"{path} is damaged: it is not JSON") from None
-    for run in content["runs"]:
-        run.setdefault("explanations", {})  # files of earlier versions have neither
+    for run in content["runs"]:  # files of earlier versions have none of these
+        run.setdefault("explanations", {})
         run.setdefault("curve", {})
+        run.setdefault("date", content["date"])
+        run.setdefault("machine", content["machine"])
     return content
 
 
@@ -247,6 +253,8 @@ def _record(row: str, condition: str, run: Run, preset: Preset) -> RunRecord:
         "bytes": {way: summary["bytes"][way]["total"] for way in ("up", "down")},
         "cpu_seconds": None if processor is None else round(processor, 1),
         "rounds": summary["rounds"],
+        "date": datetime.date.today().isoformat(),
+        "machine": describe_machine(),
     }
 
 
@@ -289,19 +297,29 @@ def _merged(before: ResultsContent, now: ResultsContent, path: Path, preset: Pre
     if before["common"] != now["common"] or changed or not same_images:
         what = f"another {changed[0]}" if changed else "other options" if same_images else "other images"
         raise UserError(f"{path} has runs with {what}; remove it, or give another folder")
-    runs = {(run["row"], run["condition"], run["seed"]): run for run in [*before["runs"], *now["runs"]]}
+    runs = _newest([*before["runs"], *now["runs"]])
     rows = {**before["rows"], **now["rows"]}
     for title in both:  # a call for some columns has not all of the paper's figures
         rows[title] = max(before["rows"][title], now["rows"][title], key=lambda row: len(json.dumps(row["paper"])))
-    seeds = sorted({run["seed"] for run in runs.values()})
+    seeds = sorted({run["seed"] for run in runs})
     conditions = preset.conditions(now["dataset"], now["scale"])
     return {
         **now,
         "command": _command(now["preset"], now["dataset"], now["scale"], seeds, now["options"]),
         "conditions": [name for name in conditions if name in {*before["conditions"], *now["conditions"]}],
         "rows": {row.title: rows[row.title] for row in preset.rows_at(now["scale"]) if row.title in rows},
-        "runs": list(runs.values()),
+        "runs": runs,
     }
+
+
+def _newest(runs: Sequence[RunRecord]) -> list[RunRecord]:
+    """The last of each; what was only entered again, its processor time among the rest, keeps its day and machine."""
+    found: dict[tuple[str, str, int], RunRecord] = {}
+    for run in runs:
+        key = run["row"], run["condition"], run["seed"]
+        if key not in found or found[key] != {**run, "date": found[key]["date"], "machine": found[key]["machine"]}:
+            found[key] = run
+    return list(found.values())
 
 
 def _encoded(content: ResultsContent) -> bytes:
