@@ -6,6 +6,10 @@ import pytest
 
 from protofed.cli import main
 from protofed.errors import UserError
+from protofed.studies.tables import several
+from protofed.studies.tables.estimate import ImageCost, cost_key
+from protofed.studies.tables.fixtures import row_options
+from protofed.studies.tables.preset import find_preset
 from protofed.studies.tables.several import estimate_all, names_several, tables_at_hand
 from protofed.testing import toy_data
 
@@ -60,6 +64,34 @@ def test_runs_that_tables_share_are_counted_once(data_root):
     assert estimate_all(left_out, [0], **options).runs == 4
 
 
+def test_each_kind_of_training_is_measured_once(data_root, monkeypatch):
+    """Neither clients, rounds nor weights of losses change what an image costs; what is trained does."""
+    measured = []
+
+    def noted(preset, row, *_):
+        measured.append(f"{preset.name}, {row.title}")
+        return ImageCost(trained=1.0, extracted=0.0, views=1, frozen=0, attack=0.0, saved_bytes=0.0)
+
+    monkeypatch.setattr(several, "measured_cost", noted)
+    options = {"model": "mlp", "image_size": 8, "rounds": 3, "epochs": 2, "set": {"model.hidden": "8"}}
+    chosen = (["office_caltech10"], ["fedavg", "w/o EMA", "weaker losses", "i2pfl"])
+    tables, _ = tables_at_hand("i2pfl.table2,i2pfl.table3,i2pfl.table4", "imagenet", data_root, *chosen)
+    told = []
+    whole = estimate_all(tables, [0], lambda *progress: told.append(progress), **options)
+    assert measured == ["i2pfl.table2, fedavg", "i2pfl.table2, i2pfl", "i2pfl.table4, w/o EMA"]
+    assert told == [(1, 3), (2, 3), (3, 3)]
+    assert whole.runs == 2 + 2 * 4 + 2, "Table 2, each domain left out, two variants"
+    longer = estimate_all(tables, [0], **{**options, "rounds": 6})
+    assert longer.hours == pytest.approx(2 * whole.hours, rel=0.2), "a second for each image of each round"
+
+
+def test_stages_at_which_embeddings_are_taken_cost_differently():
+    preset = find_preset("fedmp.table2")
+    rows = {row.title: row_options(preset, row, "dr", "imagenet", {}) for row in preset.rows_at("imagenet")}
+    keys = {title: cost_key(preset, "dr", "imagenet", options) for title, options in rows.items()}
+    assert len({keys[f"stage {number}"] for number in (1, 2, 3, 4)}) == 4
+
+
 def test_command_runs_shares_resumes_and_writes_one_page(data_root, tmp_path, capsys):
     names = "i2pfl.table2,i2pfl.table4"
     out = tmp_path / "out"
@@ -69,6 +101,7 @@ def test_command_runs_shares_resumes_and_writes_one_page(data_root, tmp_path, ca
     said = capsys.readouterr().out
     assert "left out: i2pfl.table2, pacs: pacs lacks" in said
     assert "4 different runs, about" in said
+    assert "estimating: 2 of 2 kinds of runs tried" in said
     assert not out.exists()
 
     assert main(words) == 0

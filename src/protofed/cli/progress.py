@@ -1,4 +1,4 @@
-"""What a person sees while many runs go on side by side: a bar for each on a terminal, lines elsewhere."""
+"""What a person sees while many runs are estimated or go on side by side: bars on a terminal, lines elsewhere."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -97,3 +97,31 @@ class ManyRuns:
         self._progress.update(self._all, advance=1)
         self._progress.console.print(line)
         self._progress.refresh()
+
+
+class EstimateProgress:
+    """How far an estimate of many runs has come: a bar on a terminal, some lines elsewhere."""
+
+    _LINES = 5
+
+    def __init__(self) -> None:
+        self._progress: Progress | None = None
+
+    def __enter__(self) -> "EstimateProgress":
+        if sys.stdout.isatty():
+            self._progress = bars()
+            self._progress.start()
+            self._bar = self._progress.add_task("estimating", total=None, status="kinds of runs")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._progress is not None:
+            self._progress.remove_task(self._bar)
+            self._progress.stop()
+
+    def tried(self, done: int, total: int) -> None:
+        """So many kinds of runs of all were tried."""
+        if self._progress is not None:
+            self._progress.update(self._bar, completed=done, total=total)
+        elif done * self._LINES // total > (done - 1) * self._LINES // total:
+            print(f"estimating: {done} of {total} kinds of runs tried", flush=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from protofed.cli.output import console, report_failures, show_table
-from protofed.cli.progress import ManyRuns
+from protofed.cli.progress import EstimateProgress, ManyRuns
 from protofed.errors import UserError
 from protofed.studies.schedule import Failure
 from protofed.studies.tables.redrawing import redraw
@@ -67,7 +67,8 @@ def _announce(
     show_table(Table("Available tables", ["name", "data sets", "rows"], rows, numeric=False))
     for line in left_out:
         console().print(f"left out: {line}", highlight=False)
-    whole = estimate_all(tables, seeds, **run_options)
+    with EstimateProgress() as progress:
+        whole = estimate_all(tables, seeds, progress.tried, **run_options)
     console().print(
         f"{whole.runs} different runs, about {whole.hours:.2g} hours on all cores of this machine; runs that "
         "already exist take no time"

@@ -117,7 +117,7 @@ class ClientSideRecipe:
 
 def assemble(options: Options, clients_folder: Path, dataset: Dataset | None = None) -> Assembly:
     """Load, partition, build and rehearse. `dataset` replaces images that are not on this machine."""
-    method = _method(options)
+    method = method_of(options)
     device = _device(options.device)
     dealt = dealing_of_preset(type(method), options.preset, options.protocol)
     data_settings, own_settings = _data_settings({**dealt, **options.settings_for("data")}, options.data)
@@ -180,9 +180,18 @@ def default_augment(options: Options, network: Network, method: Method, shape: I
     return VIEWS if any(method.plan(options.training_plan()).epochs) else Augment()
 
 
+def method_of(options: Options) -> Method:
+    """The method with its hyper-parameters."""
+    for plugin in options.plugin:
+        load_plugin(plugin)
+    method_class = find_method(options.method)
+    _refuse_unknown_prefixes(options)
+    return make_method(method_class, options.settings_for(""), options.preset)
+
+
 def resolved(options: Options, shape: ImageShape) -> Options:
     """The options with the network named that is chosen for images of this shape, for others to take the same."""
-    made = _method(options)
+    made = method_of(options)
     method = type(made)
     network = choose_network(options, shape, method)
     chosen: dict[str, Any] = {
@@ -227,7 +236,7 @@ def reassemble(config: Mapping[str, Any], folder: Path) -> Assembly:
     options = reopened_options(config)
     partition = Partition.load(folder / "partition.npz")
     dataset = _black_images(config, partition)
-    method = _method(options)
+    method = method_of(options)
     here = torch.device("cpu")
     network = network_of(config)
     return _assembled(options, network, method, dataset, partition, folder / "clients", Augment(), here)
@@ -250,15 +259,6 @@ def _black_images(config: Mapping[str, Any], partition: Partition) -> Dataset:
         domains[name] = Domain(name, images, images, beside)
     normalise = Normalise(tuple(data["normalise"]["mean"]), tuple(data["normalise"]["std"]))
     return Dataset(data["name"], tuple(data["classes"]), domains, normalise, data["source"], licence=data["licence"])
-
-
-def _method(options: Options) -> Method:
-    """With its hyper-parameters."""
-    for plugin in options.plugin:
-        load_plugin(plugin)
-    method_class = find_method(options.method)
-    _refuse_unknown_prefixes(options)
-    return make_method(method_class, options.settings_for(""), options.preset)
 
 
 def _assembled(

@@ -5,7 +5,9 @@ from math import prod
 
 from protofed.clients.samples import KEPT_NORMALISED
 from protofed.clients.trial import Trial
+from protofed.method import Plan
 from protofed.runs.assembly import Assembly
+from protofed.runs.options import Options
 from protofed.system import available_memory, require_memory
 
 _FORWARD = 1 / 3
@@ -21,7 +23,8 @@ def estimate_seconds(assembly: Assembly) -> float:
     tests = sum(len(domain.test) for domain in assembly.context.dataset.domains.values())
     trial, sizes = Trial(assembly.prepared), assembly.context.sizes
     images = tests + assembly.context.views * sum(sizes.values())
-    return trial.sample_cost().seconds * samples_of_run(assembly, sizes, tests) + trial.extraction_seconds() * images
+    samples = samples_of_run(assembly.context.plan, assembly.options, sizes, tests)
+    return trial.sample_cost().seconds * samples + trial.extraction_seconds() * images
 
 
 def refuse_if_too_large(assembly: Assembly) -> None:
@@ -44,9 +47,8 @@ def refuse_if_too_large(assembly: Assembly) -> None:
     require_memory(processes * (lasting + saved), f"training in {processes} process(es)", remedy)
 
 
-def samples_of_run(assembly: Assembly, sizes: Mapping[str, int], test_images: int) -> float:
+def samples_of_run(plan: Plan, options: Options, sizes: Mapping[str, int], test_images: int) -> float:
     """Samples trained on in a whole run; those that are only scored count as a part of one."""
-    plan, options = assembly.context.plan, assembly.options
     batches = sum(plan.epochs) * (len(sizes) if plan.unit == "steps" else 0)
     trained = batches * plan.batch or sum(plan.epochs) * sum(sizes.values())
     evaluated = test_images * -(-plan.rounds // options.evaluate_every)

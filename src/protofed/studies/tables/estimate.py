@@ -1,18 +1,28 @@
 """What the runs of a published table would take here, from one batch of each on generated images."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import prod
 from typing import Any
 
 from protofed.clients.trial import Trial
+from protofed.method import Plan
+from protofed.runs.assembly import Assembly
 from protofed.runs.estimate import WEIGHT_COPIES, samples_of_run
+from protofed.runs.options import Options
 from protofed.studies.schema import Scale
 from protofed.studies.tables.fixtures import fixture
 from protofed.studies.tables.leakage import attack_seconds
 from protofed.studies.tables.preset import Preset, PublishedRow
 from protofed.studies.tables.traffic import traffic
 from protofed.system import cores
+
+_DECIDING = {
+    *("method", "model", "weights", "train", "views", "image_size", "batch", "optimizer", "guard", "plugin"),
+    *("device", "dtype", "autocast", "layout", "frozen"),
+}
+"""Options that decide how long training on an image takes."""
 
 
 @dataclass(frozen=True)
@@ -42,21 +52,77 @@ class Estimate:
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class ImageCost:
+    """Processor time that runs of one kind take for an image on this machine, and what attacks on them take."""
+
+    trained: float
+    extracted: float
+    """Of the frozen stages, once for each view."""
+    views: int
+    frozen: int
+    """Stages that are computed once for each image."""
+    attack: float
+    saved_bytes: float
+    """Kept of an image between the forward and the backward pass."""
+
+    @classmethod
+    def measure(cls, preset: Preset, assembly: Assembly) -> "ImageCost":
+        """From one batch of one client."""
+        trial, context = Trial(assembly.prepared), assembly.context
+        sample = trial.sample_cost()
+        return cls(
+            sample.seconds,
+            trial.extraction_seconds(),
+            context.views,
+            max((len(part.prefix) for part in context.frozen), default=0),
+            attack_seconds(context) if preset.kind == "leakage" else 0.0,
+            sample.saved_bytes,
+        )
+
+    def of_run(self, plan: Plan, options: Options, sizes: Mapping[str, int], test_images: int) -> float:
+        """Of a run for whose images frozen stages were computed."""
+        return self.trained * samples_of_run(plan, options, sizes, test_images) + self.attack
+
+    def of_extraction(self, sizes: Mapping[str, int], test_images: int) -> float:
+        """Of the frozen stages for all images of a run."""
+        return self.extracted * (test_images + self.views * sum(sizes.values()))
+
+
+def measured_cost(
+    preset: Preset, row: PublishedRow, dataset: str, scale: Scale, overrides: Mapping[str, Any]
+) -> ImageCost:
+    """Assemble one row on generated images and let one client train on one batch."""
+    with fixture(preset, row, dataset, scale, overrides) as ready:
+        return ImageCost.measure(preset, ready.assembly)
+
+
+def cost_key(preset: Preset, dataset: str, scale: Scale, options: Options) -> str:
+    """The same for runs that take as long for an image: the same network, trained in the same way on as many pixels.
+
+    Neither clients nor rounds count, nor the values of weights, which are written with a point.
+    """
+    deciding = {
+        **options.model_dump(include=_DECIDING),
+        "set": {key: value for key, value in options.set.items() if not _is_weight(key, value)},
+        "shape": preset.images(dataset, scale).shape,
+        "kind": preset.kind,
+    }
+    return json.dumps(deciding, sort_keys=True)
+
+
 def estimate_row(
     preset: Preset, row: PublishedRow, dataset: str, scale: Scale, overrides: Mapping[str, Any], *, runs: int
 ) -> Estimate:
     """Assemble one row on generated images, let one client train on one batch, and scale up."""
     with fixture(preset, row, dataset, scale, overrides) as ready:
-        trial, context = Trial(ready.assembly.prepared), ready.assembly.context
-        cost = trial.sample_cost()
+        cost, context = ImageCost.measure(preset, ready.assembly), ready.assembly.context
         plan, sizes = context.plan, ready.sizes
         sent = traffic(ready.assembly, sizes)
         weights = 4 * sum(parameter.numel() for parameter in context.model.parameters())
-        extracted = ready.test_images + context.views * sum(sizes.values())
         pixels = prod(context.dataset.image_shape) * (
             ready.test_images + sum(train for train, _ in preset.images(dataset, scale).images.values())
         )
-        attack = attack_seconds(context) if preset.kind == "leakage" else 0.0
         return Estimate(
             dataset,
             row.title,
@@ -64,12 +130,12 @@ def estimate_row(
             runs,
             len(sizes),
             plan.rounds,
-            cost.seconds * samples_of_run(ready.assembly, sizes, ready.test_images) + attack,
+            cost.of_run(plan, ready.assembly.options, sizes, ready.test_images),
             int(pixels + WEIGHT_COPIES * weights + cost.saved_bytes * plan.batch),
             sent.up.total,
             sent.down.total,
-            max((len(part.prefix) for part in context.frozen), default=0),
-            trial.extraction_seconds() * extracted,
+            cost.frozen,
+            cost.of_extraction(sizes, ready.test_images),
         )
 
 
@@ -78,3 +144,14 @@ def total_hours(estimates: Sequence[Estimate], seeds: int) -> float:
     shared = {(each.dataset, each.frozen): each.extraction for each in estimates}
     seconds = sum(each.seconds * each.runs for each in estimates) * seeds + sum(shared.values())
     return seconds / cores() / 3600
+
+
+def _is_weight(key: str, value: str) -> bool:
+    """Whether a setting changes nothing but figures: those of data decide by the pixels they give."""
+    if key.startswith("data."):
+        return key != "data.augment"
+    try:
+        float(value)
+    except ValueError:
+        return False
+    return not value.isdigit()

@@ -30,14 +30,9 @@ class _Fixture:
     """A method ready to run on generated images, and what it would be on the real ones."""
 
     assembly: Assembly
-    partition: Partition
-    """Who would hold how many of the real images."""
+    sizes: dict[str, int]
+    """Training images of every client in the real federation."""
     test_images: int
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """Training images of every client in the real federation."""
-        return {client: len(indices) for client, indices in self.partition.train.items()}
 
 
 _PARTITION_OPTIONS = ("protocol", "clients", "fraction", "samples_per_client", "seed")
@@ -75,8 +70,14 @@ def fixture(
             replaced |= {"protocol": f"iid={len(partition.clients)}", "clients": None}
         generated = make_options({**options.model_dump(), **replaced})
         assembly = assemble(generated, Path(temporary) / "clients")
-        pooled = partition.pooled() if assembly.context.method.pools_data else partition
-        yield _Fixture(assembly, pooled, sum(test for _, test in declared.images.values()))
+        yield _Fixture(assembly, real_sizes(preset, dataset, scale, options), declared.test_images)
+
+
+def real_sizes(preset: Preset, dataset: str, scale: Scale, options: Options) -> dict[str, int]:
+    """Training images of every client in the real federation; of one that has all where a method pools them."""
+    partition = real_partition(preset, dataset, scale, options)
+    dealt = partition.pooled() if find_method(options.method).pools_data else partition
+    return {client: len(indices) for client, indices in dealt.train.items()}
 
 
 def real_partition(preset: Preset, dataset: str, scale: Scale, options: Options) -> Partition:

@@ -35,6 +35,11 @@ class _DatasetAtScale(_TomlModel):
     images: dict[str, tuple[int, int]]
     """Training and test images of each domain, in the order of the paper's columns."""
 
+    @property
+    def test_images(self) -> int:
+        """Of all domains."""
+        return sum(test for _, test in self.images.values())
+
 
 class _SuiteDataset(_TomlModel):
     """A data set of a suite at every scale."""

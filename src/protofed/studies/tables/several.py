@@ -1,16 +1,17 @@
 """Several tables at once, as far as their images are at hand: which, and what they take."""
 
 import fnmatch
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from protofed.data.catalog import available
 from protofed.errors import unknown_name
+from protofed.runs.assembly import method_of
 from protofed.runs.options import Options
 from protofed.studies.schema import Scale
-from protofed.studies.tables.estimate import Estimate, estimate_row
-from protofed.studies.tables.fixtures import row_options, run_key
+from protofed.studies.tables.estimate import ImageCost, cost_key, measured_cost
+from protofed.studies.tables.fixtures import real_sizes, row_options, run_key
 from protofed.studies.tables.preset import Preset, PublishedRow, find_preset, preset_names
 from protofed.studies.tables.reproduce import checked_overrides
 from protofed.system import cores, one_thread
@@ -72,28 +73,63 @@ def tables_at_hand(
     return found, left_out
 
 
-def estimate_all(tables: Sequence[TableAtHand], seeds: Sequence[int] | None, **options: Any) -> WholeEstimate:
-    """From one batch of every kind of run on generated images."""
+def estimate_all(
+    tables: Sequence[TableAtHand],
+    seeds: Sequence[int] | None,
+    tried: Callable[[int, int], None] | None = None,
+    **options: Any,
+) -> WholeEstimate:
+    """From one batch of every kind of run on generated images; `tried` is told how many there were, and of how many."""
     overrides = checked_overrides(options)
+    rows = [_RowAtHand(table, dataset, row) for table in tables for dataset in table.datasets for row in table.rows]
+    costs = _measured_costs(rows, overrides, tried)
     seconds: dict[str, float] = {}
     shared: dict[tuple[str, int], float] = {}
-    known: dict[str, Estimate] = {}
-    for table in tables:
-        preset, scale = table.preset, table.scale
-        own_seeds = preset.seeds[scale] if seeds is None else seeds
-        for dataset in table.datasets:
-            for row in table.rows:
-                alike = _cost_key(row_options(preset, row, dataset, scale, overrides))
-                if alike not in known:
-                    with one_thread():
-                        known[alike] = estimate_row(preset, row, dataset, scale, overrides, runs=1)
-                each = known[alike]
-                shared[preset.images(dataset, scale).data or dataset, each.frozen] = each.extraction
-                for condition in preset.conditions(dataset, scale).values():
-                    key = run_key(row_options(preset, row, dataset, scale, overrides, condition))
-                    seconds |= {f"{key}/{seed}": each.seconds for seed in own_seeds}
+    for each in rows:
+        preset, scale, dataset = each.table.preset, each.table.scale, each.dataset
+        declared, first = preset.images(dataset, scale), each.options(overrides)
+        cost, sizes = costs[each.cost_key(overrides)], real_sizes(preset, dataset, scale, first)
+        plan = method_of(first).plan(first.training_plan())
+        spent = cost.of_run(plan, first, sizes, declared.test_images)
+        shared[declared.data or dataset, cost.frozen] = cost.of_extraction(sizes, declared.test_images)
+        for condition in preset.conditions(dataset, scale).values():
+            key = run_key(each.options(overrides, condition))
+            seconds |= {f"{key}/{seed}": spent for seed in (preset.seeds[scale] if seeds is None else seeds)}
     hours = (sum(seconds.values()) + sum(shared.values())) / cores() / 3600
     return WholeEstimate(len(seconds), hours)
+
+
+@dataclass(frozen=True)
+class _RowAtHand:
+    """A row of a table on one of its data sets."""
+
+    table: TableAtHand
+    dataset: str
+    row: PublishedRow
+
+    def options(self, overrides: Mapping[str, Any], condition: Mapping[str, Any] | None = None) -> Options:
+        """Of its runs under a condition, which is the first unless it is given."""
+        return row_options(self.table.preset, self.row, self.dataset, self.table.scale, overrides, condition)
+
+    def cost_key(self, overrides: Mapping[str, Any]) -> str:
+        """The same for rows whose runs take as long for an image."""
+        return cost_key(self.table.preset, self.dataset, self.table.scale, self.options(overrides))
+
+
+def _measured_costs(
+    rows: Sequence[_RowAtHand], overrides: Mapping[str, Any], tried: Callable[[int, int], None] | None
+) -> dict[str, ImageCost]:
+    """By what decides them; each is measured once."""
+    kinds: dict[str, _RowAtHand] = {}
+    for each in rows:
+        kinds.setdefault(each.cost_key(overrides), each)
+    costs = {}
+    with one_thread():
+        for key, each in kinds.items():
+            costs[key] = measured_cost(each.table.preset, each.row, each.dataset, each.table.scale, overrides)
+            if tried is not None:
+                tried(len(costs), len(kinds))
+    return costs
 
 
 def _expanded(text: str) -> list[str]:
@@ -125,17 +161,3 @@ def _lacking(preset: Preset, dataset: str, scale: Scale, known: Mapping[str, set
     if absent := [domain for domain in declared.images if domain not in known[name]]:
         return f"{name} lacks {', '.join(absent)}"
     return None
-
-
-def _cost_key(options: Options) -> str:
-    """The same for runs that take about as long: those that differ in the value of a weight, for example."""
-    deciding = {key: value for key, value in options.set.items() if not _is_number(value)}
-    return run_key(options.model_copy(update={"set": deciding}))
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
