@@ -30,8 +30,10 @@ def accuracy(opened: OpenRun, model: Split, images: Images) -> float:
 def run_title(path: str) -> str:
     """Which run it is, in words."""
     config = OpenRun(path).config
+    plan = config["plan"]
     named = config["method"]["name"], config["data"]["name"], config["partition"]["protocol"]
-    return ", ".join([*named, f"seed {config['seed']}"])
+    trained = f"{len(plan['epochs'])} rounds of {max(plan['epochs'])} {plan['unit']}"
+    return ", ".join([*named, trained, f"seed {config['seed']}"])
 
 
 def by_domain(shares: Mapping[str, float]) -> list[str]:

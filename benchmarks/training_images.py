@@ -3,39 +3,59 @@
     python -m benchmarks.training_images RUN [RUN ...] [--write]
 
 A code family of domain generalisation tests PACS on all images of a domain, among them those that clients trained on.
-Here every domain is tested twice, on its test images and on all of its images, beside the share of the latter that
-some client holds. RUN is the folder of a run that has a model for all, with its images at hand.
+Here every domain is tested on its test images and on all of its images, with the averaged statistics of batch
+normalisation and with its own, beside the share of all images that some client holds. RUN is the folder of a run that
+has a model for all, with its images at hand.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
-from benchmarks.finished_runs import accuracy, by_domain, judge, run_title
-from protofed.data import Images
+from benchmarks.batch_statistics import with_statistics_of
+from benchmarks.finished_runs import accuracy, by_domain, judge, normalised, run_title
+from protofed.data import Domain, Images
 from protofed.runs.opened import OpenRun
 
+_TESTS, _ALL = "test images", "all images"
+_AVERAGED, _OWN = "averaged", "the domain's own"
 
-def accuracies(path: str) -> dict[str, tuple[float, float, float]]:
-    """By domain: on its test images, on all of its images, and the share of these that clients trained on."""
-    opened = OpenRun(path, with_data=True)
-    model, dataset, partition = opened.run.model().eval(), opened.context.dataset, opened.context.partition
-    held = {index for client in partition.clients for index in partition.train[client].tolist()}
-    found = {}
-    for name, domain in dataset.domains.items():
-        everything = Images(torch.cat([domain.train.x, domain.test.x]), torch.cat([domain.train.y, domain.test.y]))
-        trained_on = len(held.intersection(dataset.offsets[name])) / len(everything)
-        found[name] = accuracy(opened, model, domain.test), accuracy(opened, model, everything), trained_on
+
+def accuracies(opened: OpenRun) -> dict[tuple[str, str], dict[str, float]]:
+    """By statistics and what is tested on, of every domain."""
+    model = opened.run.model().eval()
+    found: dict[tuple[str, str], dict[str, float]] = {}
+    for name, domain in opened.context.dataset.domains.items():
+        adapted = with_statistics_of(model, normalised(opened, domain.train))
+        for statistics, judged in {_AVERAGED: model, _OWN: adapted}.items():
+            for tested, images in {_TESTS: domain.test, _ALL: all_images(domain)}.items():
+                found.setdefault((statistics, tested), {})[name] = accuracy(opened, judged, images)
     return found
 
 
+def all_images(domain: Domain) -> Images:
+    """For training and for tests."""
+    parts = domain.train, domain.test
+    return Images(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))
+
+
+def shares_trained_on(opened: OpenRun) -> Mapping[str, float]:
+    """Of every domain's images, as many as some client holds."""
+    partition, dataset = opened.context.partition, opened.context.dataset
+    held = {index for client in partition.clients for index in partition.train[client].tolist()}
+    return {
+        name: len(held.intersection(dataset.offsets[name])) / (len(domain.train) + len(domain.test))
+        for name, domain in dataset.domains.items()
+    }
+
+
 def rows_of(path: str) -> list[list[str]]:
-    """Two rows for a run: on test images, and on all."""
-    found = accuracies(path)
-    on_tests, on_all, trained_on = ({name: each[index] for name, each in found.items()} for index in range(3))
+    """Four rows for a run."""
+    opened = OpenRun(path, with_data=True)
+    trained_on, _ = by_domain(shares_trained_on(opened))
     return [
-        [run_title(path), "test images", *by_domain(on_tests), "none"],
-        [run_title(path), "all images", *by_domain(on_all), by_domain(trained_on)[0]],
+        [run_title(path), statistics, tested, *by_domain(found), "none" if tested == _TESTS else trained_on]
+        for (statistics, tested), found in accuracies(opened).items()
     ]
 
 
@@ -45,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> str:
         "training_images",
         "Tested on training images, too",
         "Accuracy of the model for all after the last round, in %.",
-        ["run", "tested on", "by domain", "mean", "of which trained on"],
+        ["run", "statistics", "tested on", "by domain", "mean", "of which trained on"],
         rows_of,
         arguments,
     )

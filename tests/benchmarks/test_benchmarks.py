@@ -188,11 +188,18 @@ def test_training_images_are_told_from_test_images(benchmark, tiny_run):
     run = tiny_run("fedavg", model="resnet10", set={"model.width": 4})
     opened = OpenRun(run.path, with_data=True)
     partition, last = opened.context.partition, run.rounds[-1]["accuracy"]["global"]
-    found = benchmark("training_images").accuracies(str(run.path))
+    own = benchmark("training_images")
+    found, shares = own.accuracies(opened), own.shares_trained_on(opened)
     for name, domain in opened.context.dataset.domains.items():
-        on_tests, on_all, trained_on = found[name]
+        on_tests, on_all = (found["averaged", images][name] for images in ("test images", "all images"))
         assert on_tests == pytest.approx(last[name])
         tests, every = len(domain.test), len(domain.train) + len(domain.test)
         assert tests * on_tests <= every * on_all <= tests * on_tests + len(domain.train)
         held = sum(len(partition.train[client]) for client in partition.clients if partition.domain[client] == name)
-        assert trained_on == pytest.approx(held / every)
+        assert shares[name] == pytest.approx(held / every)
+    assert [row[1:3] for row in own.rows_of(str(run.path))] == [
+        ["averaged", "test images"],
+        ["averaged", "all images"],
+        ["the domain's own", "test images"],
+        ["the domain's own", "all images"],
+    ]
