@@ -170,6 +170,8 @@ class Results:
         rows = "all rows" if len(seeds) == every else f"{len(seeds)} of {every} rows"
         fewest, most = min(seeds.values()), max(seeds.values())
         each = counted(most, "seed") if fewest == most else f"{fewest} to {most} seeds"
+        if file not in self._pages_of_files:
+            raise SystemExit(f"no page shows {file}.json; --page {file} prints an empty one")
         return f"[{rows}]({self._pages_of_files[file]}), {each}"
 
     @cached_property
