@@ -4,22 +4,23 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import prod
-from typing import Any
+from typing import Any, get_args
 
 from protofed.clients.trial import Trial
 from protofed.method import Plan
+from protofed.registry import find_method, knobs
 from protofed.runs.assembly import Assembly
 from protofed.runs.estimate import WEIGHT_COPIES, samples_of_run
 from protofed.runs.options import Options
 from protofed.studies.schema import Scale
-from protofed.studies.tables.fixtures import fixture
+from protofed.studies.tables.fixtures import fixture, shape_in_runs
 from protofed.studies.tables.leakage import attack_seconds
 from protofed.studies.tables.preset import Preset, PublishedRow
 from protofed.studies.tables.traffic import traffic
 from protofed.system import cores
 
 _DECIDING = {
-    *("method", "model", "weights", "train", "views", "image_size", "batch", "optimizer", "guard", "plugin"),
+    *("method", "model", "weights", "train", "views", "batch", "optimizer", "guard", "plugin"),
     *("device", "dtype", "autocast", "layout", "frozen"),
 }
 """Options that decide how long training on an image takes."""
@@ -100,13 +101,16 @@ def measured_cost(
 def cost_key(preset: Preset, dataset: str, scale: Scale, options: Options) -> str:
     """The same for runs that take as long for an image: the same network, trained in the same way on as many pixels.
 
-    Neither clients nor rounds count, nor the values of weights, which are written with a point.
+    Neither clients nor rounds count, nor hyper-parameters that are fractions or weights.
     """
+    weights = {knob.name for knob in knobs(find_method(options.method)) if float in (knob.hint, *get_args(knob.hint))}
+    # What a suite says of data decides by the pixels that it gives.
+    counted = {key: value for key, value in options.set.items() if key not in weights and not key.startswith("data.")}
     deciding = {
         **options.model_dump(include=_DECIDING),
-        "set": {key: value for key, value in options.set.items() if not _is_weight(key, value)},
-        "shape": preset.images(dataset, scale).shape,
-        "kind": preset.kind,
+        "set": counted | {"data.augment": options.set.get("data.augment")},
+        "shape": shape_in_runs(preset.images(dataset, scale).shape, options),
+        "attacked": preset.kind == "leakage",
     }
     return json.dumps(deciding, sort_keys=True)
 
@@ -144,14 +148,3 @@ def total_hours(estimates: Sequence[Estimate], seeds: int) -> float:
     shared = {(each.dataset, each.frozen): each.extraction for each in estimates}
     seconds = sum(each.seconds * each.runs for each in estimates) * seeds + sum(shared.values())
     return seconds / cores() / 3600
-
-
-def _is_weight(key: str, value: str) -> bool:
-    """Whether a setting changes nothing but figures: those of data decide by the pixels they give."""
-    if key.startswith("data."):
-        return key != "data.augment"
-    try:
-        float(value)
-    except ValueError:
-        return False
-    return not value.isdigit()

@@ -48,7 +48,7 @@ def fixture(
     partition = real_partition(preset, dataset, scale, options)
     own = [f"data.{key}" for key in data_options(options.data)]
     per_domain = _clients_per_domain(partition, list(declared.images))
-    shape = _shape_in_runs(declared.shape, options)
+    shape = shape_in_runs(declared.shape, options)
     each = max(classes, *trial_batches(shape, options.batch))
     with tempfile.TemporaryDirectory(prefix="protofed-fixture-") as temporary:
         folder = Path(temporary) / dataset
@@ -122,15 +122,15 @@ def row_options(
     return make_options({**({"preset": named} if named in cls.presets else {}), **options, "method": row.method})
 
 
-def run_key(options: Options) -> str:
-    """The same for runs that differ in their seed only."""
-    return json.dumps(options.model_dump(exclude={"seed"}), sort_keys=True)
-
-
-def _shape_in_runs(declared: tuple[int, int, int], options: Options) -> tuple[int, int, int]:
+def shape_in_runs(declared: tuple[int, int, int], options: Options) -> tuple[int, int, int]:
     """Of the images as networks get them."""
     channels, height, width = declared
     return (channels, height, width) if options.image_size is None else (channels, *2 * (options.image_size,))
+
+
+def run_key(options: Options) -> str:
+    """The same for runs that differ in their seed only."""
+    return json.dumps(options.model_dump(exclude={"seed"}), sort_keys=True)
 
 
 def _clients_per_domain(partition: Partition, domains: list[str]) -> dict[str, int]:
