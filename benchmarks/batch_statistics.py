@@ -3,7 +3,8 @@
     python -m benchmarks.batch_statistics RUN [RUN ...] [--write]
 
 FedAvg averages the running means and variances of clients whose images look different, and the averages fit nobody's.
-Here every domain is tested twice: with the model as it is, and with statistics from the domain's own training images.
+Here every domain is tested twice: with the model as it is, and with statistics from the domain's own training images,
+changed at random as they were in training: the black border of `crop` alone moves those of a white sketch far away.
 No weight changes, and no label is used. RUN is the folder of a run that has a model for all, with its images at hand.
 """
 
@@ -13,7 +14,7 @@ from copy import deepcopy
 import torch
 from torch import Tensor, nn
 
-from benchmarks.finished_runs import accuracy, by_domain, judge, normalised, run_title
+from benchmarks.finished_runs import accuracy, as_in_training, by_domain, judge, run_title
 from protofed.models import Split
 from protofed.runs.opened import OpenRun
 
@@ -39,7 +40,7 @@ def accuracies(path: str) -> dict[str, dict[str, float]]:
     return {
         "averaged": {name: accuracy(opened, model, domain.test) for name, domain in domains.items()},
         "the domain's own": {
-            name: accuracy(opened, with_statistics_of(model, normalised(opened, domain.train)), domain.test)
+            name: accuracy(opened, with_statistics_of(model, as_in_training(opened, domain.train)), domain.test)
             for name, domain in domains.items()
         },
     }

@@ -20,6 +20,13 @@ def normalised(opened: OpenRun, images: Images) -> list[Tensor]:
     return [opened.normalised(batch) for batch in batches(images.x)]
 
 
+def as_in_training(opened: OpenRun, images: Images) -> list[Tensor]:
+    """The same, changed at random as clients change them: what layers of normalisation see while they train."""
+    changed = opened.context.augment or (lambda x, _: x)
+    rng = torch.Generator().manual_seed(opened.run.seed)
+    return [opened.normalised(changed(batch, rng)) for batch in batches(images.x)]
+
+
 def accuracy(opened: OpenRun, model: Split, images: Images) -> float:
     """Share of the images that a model gets right."""
     with torch.no_grad():

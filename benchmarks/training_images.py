@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from benchmarks.batch_statistics import with_statistics_of
-from benchmarks.finished_runs import accuracy, by_domain, judge, normalised, run_title
+from benchmarks.finished_runs import accuracy, as_in_training, by_domain, judge, run_title
 from protofed.data import Domain, Images
 from protofed.runs.opened import OpenRun
 
@@ -26,7 +26,7 @@ def accuracies(opened: OpenRun) -> dict[tuple[str, str], dict[str, float]]:
     model = opened.run.model().eval()
     found: dict[tuple[str, str], dict[str, float]] = {}
     for name, domain in opened.context.dataset.domains.items():
-        adapted = with_statistics_of(model, normalised(opened, domain.train))
+        adapted = with_statistics_of(model, as_in_training(opened, domain.train))
         for statistics, judged in {_AVERAGED: model, _OWN: adapted}.items():
             for tested, images in {_TESTS: domain.test, _ALL: all_images(domain)}.items():
                 found.setdefault((statistics, tested), {})[name] = accuracy(opened, judged, images)

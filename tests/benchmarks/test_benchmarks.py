@@ -184,6 +184,15 @@ def test_statistics_of_a_domain_replace_averaged_ones(benchmark, tiny_run):
     assert as_it_is[2] == ", ".join(f"{name} {100 * last[name]:.1f}" for name in opened.context.dataset.domains)
 
 
+def test_statistics_are_of_images_as_networks_saw_them_in_training(benchmark, tiny_run):
+    opened = OpenRun(tiny_run("fedavg", set={"data.augment": "crop"}).path, with_data=True)
+    (domain, *_) = opened.context.dataset.domains.values()
+    own = benchmark("finished_runs")
+    (plain, *_), (changed, *_) = own.normalised(opened, domain.train), own.as_in_training(opened, domain.train)
+    assert plain.shape == changed.shape
+    assert not torch.equal(plain, changed)
+
+
 def test_training_images_are_told_from_test_images(benchmark, tiny_run):
     run = tiny_run("fedavg", model="resnet10", set={"model.width": 4})
     opened = OpenRun(run.path, with_data=True)
