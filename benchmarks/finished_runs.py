@@ -40,7 +40,7 @@ def run_title(path: str) -> str:
     plan = config["plan"]
     named = config["method"]["name"], config["data"]["name"], config["partition"]["protocol"]
     trained = f"{len(plan['epochs'])} rounds of {max(plan['epochs'])} {plan['unit']}"
-    return ", ".join([*named, trained, f"seed {config['seed']}"])
+    return ", ".join([*named, trained, str(config["data"]["augment"]).replace(",", " "), f"seed {config['seed']}"])
 
 
 def by_domain(shares: Mapping[str, float]) -> list[str]:
