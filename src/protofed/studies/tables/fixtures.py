@@ -70,13 +70,12 @@ def fixture(
             replaced |= {"protocol": f"iid={len(partition.clients)}", "clients": None}
         generated = make_options({**options.model_dump(), **replaced})
         assembly = assemble(generated, Path(temporary) / "clients")
-        yield _Fixture(assembly, real_sizes(preset, dataset, scale, options), declared.test_images)
+        yield _Fixture(assembly, training_sizes(partition, options.method), declared.test_images)
 
 
-def real_sizes(preset: Preset, dataset: str, scale: Scale, options: Options) -> dict[str, int]:
-    """Training images of every client in the real federation; of one that has all where a method pools them."""
-    partition = real_partition(preset, dataset, scale, options)
-    dealt = partition.pooled() if find_method(options.method).pools_data else partition
+def training_sizes(partition: Partition, method: str) -> dict[str, int]:
+    """Training images of every client; of one that has all where the method pools them."""
+    dealt = partition.pooled() if find_method(method).pools_data else partition
     return {client: len(indices) for client, indices in dealt.train.items()}
 
 

@@ -11,7 +11,7 @@ from protofed.runs.assembly import method_of
 from protofed.runs.options import Options
 from protofed.studies.schema import Scale
 from protofed.studies.tables.estimate import ImageCost, cost_key, measured_cost
-from protofed.studies.tables.fixtures import real_sizes, row_options, run_key
+from protofed.studies.tables.fixtures import real_partition, row_options, run_key, training_sizes
 from protofed.studies.tables.preset import Preset, PublishedRow, find_preset, preset_names
 from protofed.studies.tables.reproduce import checked_overrides
 from protofed.system import cores, one_thread
@@ -88,7 +88,8 @@ def estimate_all(
     for each in rows:
         preset, scale, dataset = each.table.preset, each.table.scale, each.dataset
         declared, first = preset.images(dataset, scale), each.options(overrides)
-        cost, sizes = costs[each.cost_key(overrides)], real_sizes(preset, dataset, scale, first)
+        cost = costs[each.cost_key(overrides)]
+        sizes = training_sizes(real_partition(preset, dataset, scale, first), first.method)
         plan = method_of(first).plan(first.training_plan())
         spent = cost.of_run(plan, first, sizes, declared.test_images)
         shared[declared.data or dataset, cost.frozen] = cost.of_extraction(sizes, declared.test_images)
