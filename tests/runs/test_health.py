@@ -111,6 +111,12 @@ def test_a_site_at_chance_is_named_and_held_out_ones_are_not() -> None:
     assert warning["kind"] == "site_at_chance"
     assert "on y (chance 30.00 %)." in warning["text"]
     assert "such as fedbn" in warning["advice"]
+    assert "augment" not in warning["advice"], "nobody knows whether there are colours"
+    coloured = {**CONFIG["data"], "image_shape": [3, 32, 32], "augment": "crop=4,flip=0.5"}
+    (of_photographs,) = diagnose({**CONFIG, "data": coloured}, rounds)
+    assert "(--set data.augment=crop=4,flip=0.5,jitter,grey), or try" in of_photographs["advice"]
+    (pretrained,) = diagnose({**CONFIG, "data": coloured, "model": {"start": {"from": "imagenet"}}}, rounds)
+    assert "augment" not in pretrained["advice"]
     (of_personal,) = diagnose({**CONFIG, "method": {"name": "fedbn", "kind": "personal"}}, rounds)
     assert "fedbn" not in of_personal["advice"]
     assert kinds([0.5] * 3, [1.0] * 3, x=[0.7] * 3, y=[0.3, 0.31, 0.4], z=[0.1] * 3) == []

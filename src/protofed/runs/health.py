@@ -24,6 +24,7 @@ _BELOW_GUESSING = 0.9
 """A loss below this part of what guessing has is one that has learned something."""
 _STAYS = 3
 """So many scored rounds at chance, and the accuracy stays there."""
+_COLOURS = 3
 _MOST_NAMES = 5
 _NOT_SITES = ("average", "pooled", "held_out", "quantiles")
 
@@ -157,7 +158,17 @@ def _for_one_site(config: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]
         return "or try --weights of another backbone, or a method that trains, such as fedavg"
     if config["method"]["kind"] != "global":
         return "or train for more rounds"
-    return "train for more rounds, or try a method with local parts such as fedbn"
+    return f"train for more rounds, {_changed_colours(config)}or try a method with local parts such as fedbn"
+
+
+def _changed_colours(config: Mapping[str, Any]) -> str:
+    """What makes networks from scratch bear averaged batch statistics of sites whose images look different."""
+    data, start = config["data"], config.get("model", {}).get("start") or {"from": "none"}
+    augment = data.get("augment", "none")
+    if start["from"] != "none" or "jitter" in augment or data.get("image_shape", (0,))[0] != _COLOURS:
+        return ""
+    steps = ["jitter", "grey"] if augment == "none" else [augment, "jitter", "grey"]
+    return f"change colours in training if images look different there (--set data.augment={','.join(steps)}), "
 
 
 def _clients_lost(config: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]) -> RunWarning | None:
