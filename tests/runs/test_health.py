@@ -94,6 +94,17 @@ def without_training(rounds: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{**line, "train_loss": None, "cross_entropy": None, "loss_parts": {}} for line in rounds]
 
 
+def test_what_to_try_where_clients_learn_and_their_average_does_not() -> None:
+    (warning,) = diagnose(CONFIG, lines([0.2] * 4, [2.3, 1.5, 1.0, 0.5]))
+    assert warning["kind"] == "never_above_chance"
+    assert "Clients learn (loss 0.5, guessing has 2.3), but their averaged model does not" in warning["advice"]
+    assert "--lr" not in warning["advice"]
+    (of_personal,) = diagnose(
+        {**CONFIG, "method": {"name": "fedbn", "kind": "personal"}}, lines([0.2] * 4, [2.3, 1.5, 1.0, 0.5])
+    )
+    assert "averaged model" not in of_personal["advice"]
+
+
 def test_what_to_try_where_nothing_is_trained() -> None:
     (warning,) = diagnose(CONFIG, without_training(lines([0.2], [None])))
     assert warning["kind"] == "never_above_chance"

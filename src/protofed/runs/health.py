@@ -168,7 +168,7 @@ def _changed_colours(config: Mapping[str, Any]) -> str:
     if start["from"] != "none" or "jitter" in augment or data.get("image_shape", (0,))[0] != _COLOURS:
         return ""
     steps = ["jitter", "grey"] if augment == "none" else [augment, "jitter", "grey"]
-    return f"change colours in training if images look different there (--set data.augment={','.join(steps)}), "
+    return f"change colours in training if sites look different (--set data.augment={','.join(steps)}), "
 
 
 def _clients_lost(config: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]) -> RunWarning | None:
@@ -206,6 +206,12 @@ def _nothing_learned(config: Mapping[str, Any], rounds: Sequence[Mapping[str, An
     last = next((loss for line in reversed(rounds) if (loss := _loss(line)) is not None), None)
     if last is not None and last > 1.01 * guessing:
         return _lower_rate(config)
+    if last is not None and last < _BELOW_GUESSING * guessing and config["method"]["kind"] == "global":
+        return (
+            f"Clients learn (loss {last:.2g}, guessing has {guessing:.2g}), but their averaged model does not: "
+            f"{_changed_colours(config)}train fewer epochs between exchanges, or try a method with local parts such as "
+            "fedbn."
+        )
     rate = config["plan"]["lr"]
     return f"Try more rounds or epochs, --lr {rate * 10:g} or --lr {rate / 10:g} (now {rate:g}), or --optimizer adam."
 
