@@ -147,6 +147,8 @@ def record(name: str, size: int, seed: int, seconds: float, result: JoinResult) 
         "bytes": {"up": 0, "down": 0 if alone else result.rounds[0].down},
         "cpu_seconds": round(seconds, 1),
         "rounds": len(result.rounds),
+        "date": datetime.date.today().isoformat(),
+        "machine": describe_machine(),
     }
 
 
