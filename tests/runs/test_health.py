@@ -22,7 +22,7 @@ CONFIG = {
     "method": {"name": "some", "kind": "global"},
     "plan": {"lr": 0.05},
     "data": {"classes": list("abcdefghij")},
-    "partition": {"held_out": ["z"]},
+    "partition": {"held_out": ["z"], "clients": {"x-0": {}, "y-0": {}}},
     "chance": {"uniform": 0.1, "global": {"x": 0.1, "y": 0.3, "z": 0.1, "average": 0.2}, "personal": None},
 }
 
@@ -103,6 +103,9 @@ def test_what_to_try_where_clients_learn_and_their_average_does_not() -> None:
         {**CONFIG, "method": {"name": "fedbn", "kind": "personal"}}, lines([0.2] * 4, [2.3, 1.5, 1.0, 0.5])
     )
     assert "averaged model" not in of_personal["advice"]
+    alone = {**CONFIG, "partition": {"held_out": [], "clients": {"everybody": {}}}}
+    (of_pooled,) = diagnose(alone, lines([0.2] * 4, [2.3, 1.5, 1.0, 0.5]))
+    assert "averaged model" not in of_pooled["advice"], "nothing is averaged where one client has all images"
 
 
 def test_what_to_try_where_nothing_is_trained() -> None:

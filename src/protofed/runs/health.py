@@ -206,7 +206,8 @@ def _nothing_learned(config: Mapping[str, Any], rounds: Sequence[Mapping[str, An
     last = next((loss for line in reversed(rounds) if (loss := _loss(line)) is not None), None)
     if last is not None and last > 1.01 * guessing:
         return _lower_rate(config)
-    if last is not None and last < _BELOW_GUESSING * guessing and config["method"]["kind"] == "global":
+    averages = config["method"]["kind"] == "global" and len(config["partition"]["clients"]) > 1
+    if last is not None and last < _BELOW_GUESSING * guessing and averages:
         return (
             f"Clients learn (loss {last:.2g}, guessing has {guessing:.2g}), but their averaged model does not: "
             f"{_changed_colours(config)}train fewer epochs between exchanges, or try a method with local parts such as "
